@@ -1,0 +1,86 @@
+"""A character language model over a list of names.
+
+  configs/name_lm.py            an LSTM
+  configs/name_lm.py:notebook   a tanh RNN, the recipe of a lecture's notebook
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg=None):
+  """The settings; None leaves a setting to the code's own default."""
+  unset = config_dict.placeholder
+  config = config_dict.create(
+    seed=0,  # initialisation and dropout
+    task=dict(
+      name="name_lm",
+      path="",  # a file with a name a line; "" is the embedded list
+      split="hash",  # or "shuffle", by split_seed
+      split_seed=123,
+      unique=False,  # True drops repeated names before the split
+      batch_size=64,
+      eval_batch_size=256,
+      seed=0,  # the order of the batches
+    ),
+    model=dict(
+      embed=64,
+      hidden=256,
+      layers=1,
+      tied=False,
+      dropout=0.3,
+      cell=dict(
+        name="lstm",  # a file of rnnlab/cells
+        recurrent=unset(str),
+        input=unset(str),
+        bias=unset(bool),
+        initial=unset(str),
+        dtype=unset(str),
+        activation=unset(str),  # rnn
+        reset=unset(str),  # gru
+        keep=dict(  # how the gates start
+          kind=unset(str),
+          value=unset(float),
+          steps=unset(float),
+          t_max=unset(float),
+        ),
+      ),
+    ),
+    opt=dict(
+      name="adam",
+      lr=4e-3,
+      schedule="cosine",
+      warmup=200,
+      unit="update",
+      end=unset(float),
+      clip=1.0,
+      weight_decay=unset(float),
+      momentum=unset(float),
+      b1=unset(float),
+      b2=unset(float),
+      eps=unset(float),
+    ),
+    train=dict(
+      steps=unset(int),
+      epochs=10,
+      seconds=unset(float),
+      steps_per_call=16,
+      log_every=96,
+      eval_every=480,
+      save_every=480,
+      keep=1,
+      patience=unset(int),
+      max_skips=10,
+    ),
+  )
+  if arg == "notebook":
+    _notebook(config)
+  elif arg:
+    raise ValueError(f"configs/name_lm.py has no variant {arg!r}: notebook")
+  return config
+
+
+def _notebook(config):
+  config.task.batch_size = 16
+  config.model.update(embed=96, hidden=96, dropout=0.0)
+  config.model.cell.update(name="rnn", recurrent="uniform", input="uniform")
+  config.opt.update(lr=1e-3, schedule="constant", warmup=0, clip=None)

@@ -1,0 +1,87 @@
+"""Recurrences as pure functions, one a file; `make(name, ...)` builds one."""
+
+import importlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import gates, nn, settings
+
+
+class Cell(NamedTuple):
+  """One recurrence. Hyper-parameters are spent in init; nothing else sees them.
+
+  Vectors are columns: h_HB, u_GB. One step is
+  `u = project(x)`, `a_i = drive[i](params, carry, u, a_1 .. a_(i-1), memory)`,
+  `carry, out = update(carry, a, memory)`.
+
+  A drive stage ends in a matrix product, and everything after the last product
+  is in `update`. So the backward pass, which stores every `a`, repeats
+  elementwise work alone and never a product.
+  """
+
+  init: Any  # (key, d_in) -> params
+  carry: Any  # (params, batch) -> carry: what a reset restores
+  project: Any  # (params, x_DN) -> u_GN: the input side, outside the time loop
+  drive: Any  # tuple of (params, carry, u_GB, a, memory) -> a_i, linear in u
+  update: Any  # (carry, a, memory) -> carry, out: gates and blend
+
+
+def make(name, **hparams) -> Cell:
+  """The cell of the file `cells/<name>.py`; a wrong setting raises by name."""
+  try:
+    module = importlib.import_module(f"rnnlab.cells.{name}")
+  except ModuleNotFoundError as error:
+    if error.name != f"rnnlab.cells.{name}":
+      raise
+    raise ValueError(f"there is no cell named {name!r} in rnnlab/cells") from None
+  return module.make(**settings.bind(module.make, "model.cell", hparams))
+
+
+def packed(key, gates, hidden, d_in, *, recurrent, input, bias):
+  """Parameters of `gates` affine maps in one: w_GD, u_GH and, if asked, b_G."""
+  key_w, key_u = jax.random.split(key)
+  # The reference range of "uniform" is 1/sqrt(H) for both sides.
+  bound = hidden**-0.5
+  params = {
+    "w_GD": nn.init(input, key_w, hidden, d_in, gates, bound),
+    "u_GH": nn.init(recurrent, key_u, hidden, hidden, gates, bound),
+  }
+  return params | ({"b_G": jnp.zeros(gates * hidden)} if bias else {})
+
+
+def project(params, x_DN, dtype=None):
+  """The input side of a packed cell, position by position: W x + b."""
+  u_GN = nn.product(params["w_GD"], x_DN, dtype)
+  return u_GN + params["b_G"][:, None] if "b_G" in params else u_GN
+
+
+def initial(params, name, hidden, batch):
+  """The columns a reset restores: the learned `name`, or zeros."""
+  dtype = params["u_GH"].dtype
+  v_H = params[name] if name in params else jnp.zeros(hidden, dtype)
+  return jnp.broadcast_to(v_H[:, None], (hidden, batch))
+
+
+def learned(initial):
+  """Whether the initial carry is learned; refuses any other word."""
+  if initial not in ("zeros", "learned"):
+    raise ValueError(f"cell.initial is 'zeros' or 'learned', not {initial!r}")
+  return initial == "learned"
+
+
+def keep_scheme(keep, bias):
+  """The gate scheme of a cell's `keep` settings; None is the keep logit 1.
+
+  A cell without biases has nowhere to put one: None leaves its gates alone,
+  settings raise ValueError.
+  """
+  if keep is None:
+    return gates.constant(1.0) if bias else None
+  if not bias:
+    raise ValueError(
+      f"model.cell.keep={dict(keep)} starts gates by their bias, but "
+      "model.cell.bias is False"
+    )
+  return gates.make(**keep)

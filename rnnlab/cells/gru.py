@@ -1,0 +1,87 @@
+"""The gated recurrent unit; z replaces, and the reset's place is a choice.
+
+  r_t = sigmoid(W_r x_t + U_r h_{t-1} + b_r)   (gate order: GATES)
+  z_t = sigmoid(W_z x_t + U_z h_{t-1} + b_z)
+  c_t = tanh(W_c x_t + b_c + U_c (r_t * h_{t-1}))          reset="before"
+  c_t = tanh(W_c x_t + b_c + r_t * (U_c h_{t-1} + bh_c))   reset="after"
+  h_t = (1 - z_t) * h_{t-1} + z_t * c_t
+
+A small z carries the old state; the keep logit is -b_z. PyTorch writes
+h_t = (1 - z) n + z h, where z keeps: negate the z rows to convert, exactly. The
+two places of the reset cannot be converted into each other.
+Source: Cho et al., 2014 (before); PyTorch and cuDNN (after).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, nn
+
+GATES = "rzc"
+
+
+def make(
+  *,
+  hidden: int,
+  reset: str = "after",
+  keep: dict | None = None,
+  recurrent: str = "orthogonal",
+  input: str = "xavier",
+  bias: bool = True,
+  initial: str = "zeros",
+  dtype: str | None = None,
+) -> cells.Cell:
+  """A GRU cell of `hidden` units; carry and out are h_HB."""
+  if reset not in ("before", "after"):
+    raise ValueError(f"cell.reset is 'before' or 'after', not {reset!r}")
+  learned = cells.learned(initial)
+  scheme = cells.keep_scheme(keep, bias)
+
+  def init(key, d_in):
+    key, key_keep = jax.random.split(key)
+    params = cells.packed(
+      key, 3, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+    )
+    if scheme:
+      z_H = -scheme.draw(key_keep, hidden)
+      params["b_G"] = params["b_G"].at[hidden : 2 * hidden].set(z_H)
+    if bias and reset == "after":
+      params["bh_H"] = jnp.zeros(hidden)
+    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
+
+  def carry(params, batch):
+    return cells.initial(params, "h0_H", hidden, batch)
+
+  def project(params, x_DN):
+    return cells.project(params, x_DN, dtype)
+
+  def after(params, h_HB, u_GB, a, memory):
+    r_GB = nn.product(params["u_GH"], h_HB, dtype)
+    gates_GB = u_GB[: 2 * hidden] + r_GB[: 2 * hidden]
+    state_HB = r_GB[2 * hidden :]
+    if bias:
+      state_HB = state_HB + params["bh_H"][:, None]
+    return gates_GB, u_GB[2 * hidden :], state_HB
+
+  def gates(params, h_HB, u_GB, a, memory):
+    u_GH = params["u_GH"][: 2 * hidden]
+    return u_GB[: 2 * hidden] + nn.product(u_GH, h_HB, dtype)
+
+  def candidate(params, h_HB, u_GB, a, memory):
+    r_HB = jax.nn.sigmoid(a[0][:hidden])
+    u_GH = params["u_GH"][2 * hidden :]
+    return u_GB[2 * hidden :] + nn.product(u_GH, r_HB * h_HB, dtype)
+
+  def update(h_HB, a, memory):
+    if reset == "after":
+      gates_GB, c_HB, state_HB = a[0]
+      r_HB, z_HB = jnp.split(jax.nn.sigmoid(gates_GB), 2)
+      c_HB = c_HB + r_HB * state_HB
+    else:
+      gates_GB, c_HB = a
+      z_HB = jax.nn.sigmoid(gates_GB[hidden:])
+    h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
+    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+
+  drive = (after,) if reset == "after" else (gates, candidate)
+  return cells.Cell(init, carry, project, drive, update)

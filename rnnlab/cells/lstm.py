@@ -1,0 +1,66 @@
+"""The long short-term memory, four gates packed in one product.
+
+  [i f q o] = W x_t + U h_{t-1} + b            (gate order: GATES)
+  c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(q)
+  h_t = sigmoid(o) * tanh(c_t)
+
+The carry is the pair (h, c): both are needed to go on. The keep logit is b_f.
+Source: Hochreiter and Schmidhuber, 1997; forget gate: Gers et al., 2000.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, nn
+
+GATES = "ifqo"
+
+
+def make(
+  *,
+  hidden: int,
+  keep: dict | None = None,
+  recurrent: str = "orthogonal",
+  input: str = "xavier",
+  bias: bool = True,
+  initial: str = "zeros",
+  dtype: str | None = None,
+) -> cells.Cell:
+  """An LSTM cell of `hidden` units; the carry is (h_HB, c_HB), out is h_HB."""
+  learned = cells.learned(initial)
+  scheme = cells.keep_scheme(keep, bias)
+
+  def init(key, d_in):
+    key, key_keep = jax.random.split(key)
+    params = cells.packed(
+      key, 4, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+    )
+    if scheme:
+      keep_H = scheme.draw(key_keep, hidden)
+      i_H = -keep_H if scheme.opposes else jnp.zeros(hidden)
+      rest_H = jnp.zeros(hidden)
+      params["b_G"] = jnp.concatenate([i_H, keep_H, rest_H, rest_H])
+    if learned:
+      params |= {"h0_H": jnp.zeros(hidden), "c0_H": jnp.zeros(hidden)}
+    return params
+
+  def carry(params, batch):
+    return tuple(
+      cells.initial(params, name, hidden, batch) for name in ("h0_H", "c0_H")
+    )
+
+  def project(params, x_DN):
+    return cells.project(params, x_DN, dtype)
+
+  def drive(params, carry, u_GB, a, memory):
+    h_HB, _ = carry
+    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+
+  def update(carry, a, memory):
+    _, c_HB = carry
+    i, f, q, o = jnp.split(a[0], 4)
+    c_HB = jax.nn.sigmoid(f) * c_HB + jax.nn.sigmoid(i) * jnp.tanh(q)
+    h_HB = jax.nn.sigmoid(o) * jnp.tanh(c_HB)
+    return (h_HB, c_HB), h_HB if dtype is None else h_HB.astype(dtype)
+
+  return cells.Cell(init, carry, project, (drive,), update)

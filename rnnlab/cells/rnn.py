@@ -1,0 +1,55 @@
+"""The plain recurrent network.
+
+  a_t = W x_t + U h_{t-1} + b
+  h_t = tanh(a_t)   or   relu(a_t)
+
+Source: Elman, "Finding structure in time", 1990; with relu, an identity U and
+zero b: Le, Jaitly and Hinton, 2015 (the IRNN).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, nn
+
+GATES = "h"
+
+
+def make(
+  *,
+  hidden: int,
+  activation: str = "tanh",
+  recurrent: str = "orthogonal",
+  input: str = "xavier",
+  bias: bool = True,
+  initial: str = "zeros",
+  dtype: str | None = None,
+) -> cells.Cell:
+  """A tanh or relu cell of `hidden` units; carry and out are h_HB."""
+  if activation not in ("tanh", "relu"):
+    raise ValueError(
+      f"cell.activation is 'tanh' or 'relu', not {activation!r}"
+    )
+  act = {"tanh": jnp.tanh, "relu": jax.nn.relu}[activation]
+  learned = cells.learned(initial)
+
+  def init(key, d_in):
+    params = cells.packed(
+      key, 1, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+    )
+    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
+
+  def carry(params, batch):
+    return cells.initial(params, "h0_H", hidden, batch)
+
+  def project(params, x_DN):
+    return cells.project(params, x_DN, dtype)
+
+  def drive(params, h_HB, u_GB, a, memory):
+    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+
+  def update(h_HB, a, memory):
+    h_HB = act(a[0])
+    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+
+  return cells.Cell(init, carry, project, (drive,), update)

@@ -1,0 +1,57 @@
+"""One gate that blends the old state with a candidate: the lecture's update.
+
+  [z c] = W x_t + U h_{t-1} + b                (gate order: GATES)
+  h_t = (1 - sigmoid(z)) * h_{t-1} + sigmoid(z) * tanh(c)
+
+Here z replaces: a small z carries the old state. The keep logit is -b_z.
+Source: Collins, Sohl-Dickstein and Sussillo, 2017 (the UGRNN).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, nn
+
+GATES = "zc"
+
+
+def make(
+  *,
+  hidden: int,
+  keep: dict | None = None,
+  recurrent: str = "orthogonal",
+  input: str = "xavier",
+  bias: bool = True,
+  initial: str = "zeros",
+  dtype: str | None = None,
+) -> cells.Cell:
+  """A single-gate cell of `hidden` units; carry and out are h_HB."""
+  learned = cells.learned(initial)
+  scheme = cells.keep_scheme(keep, bias)
+
+  def init(key, d_in):
+    key, key_keep = jax.random.split(key)
+    params = cells.packed(
+      key, 2, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+    )
+    if scheme:
+      z_H = -scheme.draw(key_keep, hidden)
+      params["b_G"] = jnp.concatenate([z_H, jnp.zeros(hidden)])
+    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
+
+  def carry(params, batch):
+    return cells.initial(params, "h0_H", hidden, batch)
+
+  def project(params, x_DN):
+    return cells.project(params, x_DN, dtype)
+
+  def drive(params, h_HB, u_GB, a, memory):
+    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+
+  def update(h_HB, a, memory):
+    z_HB, c_HB = jnp.split(a[0], 2)
+    z_HB = jax.nn.sigmoid(z_HB)
+    h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
+    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+
+  return cells.Cell(init, carry, project, (drive,), update)

@@ -1,0 +1,1 @@
+"""Data as numpy arrays of fixed shape: files, vocabularies, batches. No jax."""

@@ -1,0 +1,102 @@
+"""Stacks of cells: layer by layer over time, or as one cell, step by step."""
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, scan
+
+
+def init(stack, key, d_in):
+  """Parameters of a stack, one entry a layer; each reads the one below."""
+  params = []
+  for cell, key in zip(stack, jax.random.split(key, len(stack)), strict=True):
+    params.append(cell.init(key, d_in))
+    d_in = width(cell, params[-1], d_in)
+  return tuple(params)
+
+
+def width(cell, params, d_in):
+  """The width of a cell's output, by shape inference alone."""
+
+  def out():
+    u_GB = cell.project(params, jnp.zeros((d_in, 1)))
+    return scan.step(cell, params, cell.carry(params, 1), u_GB)[1]
+
+  return jax.eval_shape(out).shape[0]
+
+
+def unroll(stack, params, x, carry=None, *, between=None, **options):
+  """Runs the layers one after another over all of time.
+
+  Each layer's input product then covers all steps at once. `x`, the flags and
+  `options` are those of `scan.unroll`; carry holds one entry a layer, or None.
+  `between(layer, h_BTH) -> h_BTH` is applied to every layer's output (dropout).
+  Returns (carry, h_BTH of the top layer). Every layer runs forward, so an
+  output depends on its prefix alone.
+  """
+  carry = (None,) * len(stack) if carry is None else carry
+  final = []
+  for layer, cell in enumerate(stack):
+    last, x = scan.unroll(cell, params[layer], x, carry[layer], **options)
+    final.append(last)
+    x = x if between is None else between(layer, x)
+  return tuple(final), x
+
+
+def as_cell(stack) -> cells.Cell:
+  """One cell of several layers, for loops that step through all of them.
+
+  Its parameters and carry are tuples, one entry a layer, the same as those of
+  `init` and `unroll`; its output is the top layer's. `memory` goes to all.
+  """
+  stack = tuple(stack)
+  ends, drive = [], []
+
+  def own(a, layer):
+    return a[ends[layer] - len(stack[layer].drive) : ends[layer]]
+
+  def stage(layer, i):
+    first = len(drive) - i
+
+    def run(params, carry, u_GB, a, memory):
+      u_GB = u_GB if layer == 0 else a[first - 1]
+      args = (params[layer], carry[layer], u_GB, a[first : first + i], memory)
+      return stack[layer].drive[i](*args)
+
+    return run
+
+  def entrance(layer):
+    def run(params, carry, u_GB, a, memory):
+      below = layer - 1
+      _, out = stack[below].update(carry[below], own(a, below), memory)
+      return stack[layer].project(params[layer], out)
+
+    return run
+
+  for layer, cell in enumerate(stack):
+    if layer:
+      drive.append(entrance(layer))
+    for i in range(len(cell.drive)):
+      drive.append(stage(layer, i))
+    ends.append(len(drive))
+
+  def carry(params, batch):
+    return tuple(c.carry(p, batch) for c, p in zip(stack, params, strict=True))
+
+  def project(params, x_DN):
+    return stack[0].project(params[0], x_DN)
+
+  def update(carry, a, memory):
+    new = []
+    for layer, cell in enumerate(stack):
+      last, out = cell.update(carry[layer], own(a, layer), memory)
+      new.append(last)
+    return tuple(new), out
+
+  return cells.Cell(
+    lambda key, d_in: init(stack, key, d_in),
+    carry,
+    project,
+    tuple(drive),
+    update,
+  )

@@ -1,0 +1,198 @@
+"""The recurrent language model: embedding, stacked cells, readout.
+
+  p(x_{t+1} | x_<=t) = softmax(W_o h_t + b_o)
+
+The model reads a token before it predicts the next one, so targets are the
+inputs moved on by one position; the caller makes them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rnnlab import cells, metrics, nn, sampling, scan
+from rnnlab import layers as stacks
+
+
+class LM(NamedTuple):
+  """A language model: functions of params. See the functions in `make`."""
+
+  init: Any  # (key) -> params
+  apply: Any  # (params, tokens_BT, carry, **options) -> carry, logits_BTV
+  read: Any  # (params, tokens_BT, length_B) -> Cursor, logprob_B
+  generate: Any  # (params, key, cursor, **how) -> Generated
+
+
+class Cursor(NamedTuple):
+  """Where generation stands: all that is needed to go on, O(H) a row."""
+
+  carry: Any  # the cells' carry, as columns, before `token_B` is read
+  token_B: Any  # the last token, not yet read
+  end_B: Any  # RUNNING, STOPPED or FAILED
+  t: Any  # how many tokens were drawn before
+
+
+class Generated(NamedTuple):
+  """Texts: `tokens_BU` with the pad after a row's end, and how each ended.
+
+  length_B counts the tokens before the stop symbol. logprob_B is the model's
+  own log-probability (nats, temperature 1, nothing cut off) of what was drawn,
+  stop included. A row still RUNNING has reached the limit.
+  """
+
+  tokens_BU: Any
+  length_B: Any
+  logprob_B: Any
+  cursor: Cursor
+
+
+RUNNING, STOPPED, FAILED = 0, 1, 2
+
+
+def make(
+  *,
+  vocab_size: int,
+  never: tuple = (),
+  embed: int,
+  hidden: int,
+  layers: int = 1,
+  tied: bool = False,
+  dropout: float = 0.0,
+  cell: dict,
+) -> LM:
+  """Builds the model.
+
+  never: ids that are not predicted (the pad): their logits are masked out.
+  cell: settings of `cells.make`, the name included. tied: the readout uses the
+  embedding's table, which needs embed == hidden. dropout: on every layer's
+  output, during training alone (when a key is given).
+  """
+  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
+  for name, value in sizes.items():
+    if value < 1:
+      raise ValueError(f"model.{name} must be at least 1, not {value}")
+  if not 0 <= dropout < 1:
+    raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
+  if tied and embed != hidden:
+    raise ValueError(
+      f"model.tied needs model.embed == model.hidden, not {embed} and {hidden}"
+    )
+  stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
+  allowed_V = np.isin(np.arange(vocab_size), never, invert=True)
+
+  def init(key):
+    key_e, key_c, key_o = jax.random.split(key, 3)
+    params = {
+      "embed_VD": jax.random.normal(key_e, (vocab_size, embed)),
+      "cells": stacks.init(stack, key_c, embed),
+      "out": nn.linear(key_o, vocab_size, hidden),
+    }
+    if tied:
+      # One table serves both sides; it starts at the readout's scale.
+      params["embed_VD"] = params["out"].pop("w_VH")
+    return params
+
+  def readout(params, h):
+    """Logits of rows h_..H."""
+    w_VH = params["embed_VD"] if tied else params["out"]["w_VH"]
+    logits = nn.product(h, w_VH.T) + params["out"]["b_V"]
+    return jnp.where(allowed_V, logits, jnp.finfo(logits.dtype).min)
+
+  def apply(params, tokens_BT, carry=None, *, key=None, **options):
+    """Reads tokens_BT from `carry` on: (carry, logits_BTV).
+
+    key: draws the dropout; None is evaluation. options: those of `scan.unroll`.
+    """
+
+    def between(layer, h_BTH):
+      k = None if key is None else jax.random.fold_in(key, layer)
+      return nn.dropout(k, h_BTH, dropout)
+
+    x = scan.Lookup(params["embed_VD"], tokens_BT)
+    carry, h_BTH = stacks.unroll(
+      stack, params["cells"], x, carry, between=between, **options
+    )
+    return carry, readout(params, h_BTH)
+
+  def read(params, tokens_BT, length_B):
+    """Reads prompts, all but each row's last token: (Cursor, logprob_B).
+
+    length_B >= 1 counts a row's tokens, the start symbol included. logprob_B is
+    the log-probability of the tokens after the first.
+    """
+    prefix_BT = tokens_BT[:, :-1]
+    mask_BT = jnp.arange(prefix_BT.shape[1]) < length_B[:, None] - 1
+    carry, logits_BTV = apply(params, prefix_BT, mask_BT=mask_BT)
+    nll_BT = metrics.cross_entropy(logits_BTV, tokens_BT[:, 1:])
+    logprob_B = -jnp.sum(jnp.where(mask_BT, nll_BT, 0), axis=1)
+    last_B1 = jnp.take_along_axis(tokens_BT, length_B[:, None] - 1, axis=1)
+    columns = jax.tree.map(lambda c: jnp.moveaxis(c, 0, -1), carry)
+    return Cursor(columns, last_B1[:, 0], jnp.zeros_like(length_B), 0), logprob_B
+
+  cell_of_stack = stacks.as_cell(stack)
+
+  def generate(params, key, cursor, *, limit, stop, pad, **how) -> Generated:
+    """Draws up to `limit` tokens a row, in one loop that ends when all have.
+
+    how: temperature, top_k and top_p of `sampling.probabilities`. A row's draws
+    depend on (key, its number, how many it drew before) alone: the same in any
+    company, and going on from the returned cursor is the same as not stopping.
+    """
+    rows_B = jnp.arange(cursor.token_B.shape[0])
+    # At V rows, projecting the table once replaces a product in every step.
+    table_VG = cell_of_stack.project(params["cells"], params["embed_VD"].T).T
+
+    def going(loop):
+      cursor, out = loop
+      running = jnp.any(cursor.end_B == RUNNING)
+      return running & (cursor.t < start + limit)
+
+    def draw(loop):
+      cursor, out = loop
+      carry, h_HB = scan.step(
+        cell_of_stack, params["cells"], cursor.carry, table_VG[cursor.token_B].T
+      )
+      logits_BV = readout(params, h_HB.T)
+      probs_BV = sampling.probabilities(logits_BV, **how)
+      uniform_B = sampling.uniforms(key, rows_B, cursor.t)
+      token_B = sampling.pick(probs_BV, uniform_B)
+      running_B = cursor.end_B == RUNNING
+      failed_B = running_B & sampling.failed(logits_BV)
+      drawn_B = running_B & ~failed_B
+      stopped_B = drawn_B & (token_B == stop)
+      nll_B = metrics.cross_entropy(logits_BV, token_B)
+      out = Generated(
+        out.tokens_BU.at[:, cursor.t - start].set(
+          jnp.where(drawn_B, token_B, pad)
+        ),
+        out.length_B + (drawn_B & ~stopped_B),
+        out.logprob_B - jnp.where(drawn_B, nll_B, 0),
+        None,
+      )
+      end_B = jnp.where(stopped_B, STOPPED, cursor.end_B)
+      cursor = Cursor(
+        jax.tree.map(
+          lambda new, old: jnp.where(running_B, new, old), carry, cursor.carry
+        ),
+        jnp.where(drawn_B, token_B, cursor.token_B),
+        jnp.where(failed_B, FAILED, end_B),
+        cursor.t + 1,
+      )
+      return cursor, out
+
+    start = cursor.t
+    shape = (rows_B.shape[0], limit)
+    out = Generated(
+      jnp.full(shape, pad, jnp.int32),
+      jnp.zeros(shape[0], jnp.int32),
+      jnp.zeros(shape[0]),
+      None,
+    )
+    cursor = cursor._replace(t=jnp.asarray(cursor.t))
+    cursor, out = lax.while_loop(going, draw, (cursor, out))
+    return out._replace(cursor=cursor)
+
+  return LM(init, apply, read, generate)

@@ -1,0 +1,311 @@
+"""`unroll`: the only scan over time. Masks, resets, checkpoints, fused BPTT."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rnnlab import shapes
+
+
+class Lookup(NamedTuple):
+  """Inputs that are rows of a table: `x_BTD = table_VD[tokens_BT]`.
+
+  Said this way, `unroll` may project the table instead of every position.
+  """
+
+  table_VD: Any
+  tokens_BT: Any
+
+
+class Steps(NamedTuple):
+  """What a segment of time reads, time first: one of u and tokens, and flags."""
+
+  x: Any  # x_TBD, or tokens_TB where a projected table is read
+  mask_TB: Any = None
+  reset_TB: Any = None
+
+
+def unroll(
+  cell,
+  params,
+  x,
+  carry=None,
+  *,
+  memory=None,
+  mask_BT=None,
+  reset_BT=None,
+  reverse=False,
+  chunk=None,
+  unroll=1,
+  bptt="fused",
+):
+  """Runs `cell` over time. Returns the final carry and the outputs.
+
+  x: x_BTD, or a Lookup. carry: the initial carry, batch first (`h_BH`, or the
+  cell's pytree of them); numbers are broadcast; None starts from `cell.carry`.
+  The final carry comes back in the same form, the outputs as `h_BTH` (or the
+  cell's pytree), aligned with the inputs whatever the direction.
+
+  mask_BT: True where a step is real. Elsewhere nothing happens: the carry
+  passes through, resets included, the output is 0, and what stands there, NaN
+  included, reaches no value and no gradient. So the final carry is that of the
+  last real step, for any mask.
+  reset_BT: True where the carry becomes `cell.carry` before the step.
+  memory: what every step may read and none changes; differentiable.
+  chunk: keep carries only at the borders of chunks of that many steps and
+  recompute the inside for the backward pass (T need not divide).
+  bptt: "fused" keeps the backward loop to the state's cotangent and takes the
+  weights' gradients in one product over all steps after it; "autodiff" leaves
+  the same scan to JAX, which forward-mode differentiation needs.
+
+  Truncation is the caller's: pass the carry on (value and graph), pass
+  `stop_gradient` of it (value alone), or pass None (neither).
+
+  Raises ValueError where shapes disagree, or for `reset_BT` with `reverse`.
+  """
+  if bptt not in ("fused", "autodiff"):
+    raise ValueError(f"bptt is 'fused' or 'autodiff', not {bptt!r}")
+  if reverse and reset_BT is not None:
+    raise ValueError("reset_BT says where a sequence starts: not with reverse")
+  if chunk is not None and chunk < 1:
+    raise ValueError(f"chunk must be at least 1 step, not {chunk}")
+  table, steps, batch = _steps(cell, params, x, mask_BT, reset_BT)
+  start = cell.carry(params, batch)
+  carry = start if carry is None else _columns(carry, start)
+
+  def segment(carry, steps):
+    xs = steps if table is not None else _project(cell, params, steps)
+    scan = _fused if bptt == "fused" else _plain
+    args = (params, memory, table, start, carry, xs)
+    return scan(cell, reverse, unroll, *args)
+
+  if chunk is None:
+    carry, out = segment(carry, steps)
+  else:
+    carry, out = _chunked(segment, carry, steps, chunk, reverse)
+  return _rows(carry), jax.tree.map(lambda o: jnp.moveaxis(o, -1, 0), out)
+
+
+def step(cell, params, carry, u_GB, memory=None):
+  """One step of `cell` on columns, for loops of a caller's own: carry, out."""
+  return cell.update(carry, _drive(cell, params, memory, carry, u_GB), memory)
+
+
+def _steps(cell, params, x, mask_BT, reset_BT):
+  """Cleans and turns time first: (projected table or None, Steps, batch)."""
+  if isinstance(x, Lookup):
+    table_VD, x = x.table_VD, x.tokens_BT
+    sizes = shapes.check(
+      table_VD=table_VD, tokens_BT=x, mask_BT=mask_BT, reset_BT=reset_BT
+    )
+  else:
+    table_VD = None
+    sizes = shapes.check(x_BTD=x, mask_BT=mask_BT, reset_BT=reset_BT)
+  if mask_BT is not None:
+    # Before the projection: a masked output alone would leave NaN in the
+    # weights' gradient, as 0 * NaN.
+    real = mask_BT if table_VD is not None else mask_BT[..., None]
+    x = jnp.where(real, x, 0)
+    if reset_BT is not None:
+      reset_BT = reset_BT & mask_BT
+  table_VG = None
+  if table_VD is not None:
+    if sizes["V"] <= sizes["B"] * sizes["T"]:
+      table_VG = cell.project(params, table_VD.T).T
+    else:
+      x = table_VD[x]
+  time_first = lambda a: None if a is None else jnp.swapaxes(a, 0, 1)
+  steps = Steps(time_first(x), time_first(mask_BT), time_first(reset_BT))
+  return table_VG, steps, sizes["B"]
+
+
+def _project(cell, params, steps):
+  """One product for all steps of a segment: x_TBD -> u_TGB."""
+  T, B, D = steps.x.shape
+  u_GN = cell.project(params, steps.x.reshape(T * B, D).T)
+  return steps._replace(x=jnp.swapaxes(u_GN.reshape(-1, T, B), 0, 1))
+
+
+def _columns(carry, start):
+  """A caller's carry, batch first, as columns of the cell's own types."""
+  if jax.tree.structure(carry) != jax.tree.structure(start):
+    raise ValueError(
+      f"the carry has the structure {jax.tree.structure(carry)}, but the cell's "
+      f"is {jax.tree.structure(start)}"
+    )
+
+  def column(given, own):
+    given = jnp.asarray(given, own.dtype)
+    rows = (own.shape[-1], *own.shape[:-1])
+    if given.ndim and given.shape != rows:
+      raise ValueError(
+        f"the carry has the shape {given.shape}, but the cell needs {rows}"
+      )
+    return jnp.moveaxis(jnp.broadcast_to(given, rows), 0, -1)
+
+  return jax.tree.map(column, carry, start)
+
+
+def _rows(carry):
+  return jax.tree.map(lambda c: jnp.moveaxis(c, -1, 0), carry)
+
+
+def _chunked(segment, carry, steps, chunk, reverse):
+  """Scans checkpointed segments of `chunk` steps."""
+  T, B = steps.x.shape[:2]
+  tail = -T % chunk
+  if tail and steps.mask_TB is None:
+    steps = steps._replace(mask_TB=jnp.ones((T, B), bool))
+
+  def fold(a):
+    # Masked steps keep the carry, so the tail of the last chunk is harmless.
+    a = jnp.pad(a, [(0, tail)] + [(0, 0)] * (a.ndim - 1))
+    return a.reshape(-1, chunk, *a.shape[1:])
+
+  carry, out = lax.scan(
+    jax.checkpoint(segment), carry, jax.tree.map(fold, steps), reverse=reverse
+  )
+  return carry, jax.tree.map(lambda o: o.reshape(-1, *o.shape[2:])[:T], out)
+
+
+def _where(flag_B, new, old):
+  """Leaf by leaf; the batch is last, so the flags broadcast as they stand."""
+  if flag_B is None:
+    return new
+  return jax.tree.map(
+    lambda n, o: jnp.where(flag_B.reshape((1,) * (n.ndim - 1) + (-1,)), n, o),
+    new,
+    old,
+  )
+
+
+def _zeros(tree):
+  return jax.tree.map(jnp.zeros_like, tree)
+
+
+def _read(table_VG, x):
+  """The projected input of one step, u_GB."""
+  return x if table_VG is None else table_VG[x].T
+
+
+def _drive(cell, params, memory, entry, u_GB):
+  a = ()
+  for stage in cell.drive:
+    a += (stage(params, entry, u_GB, a, memory),)
+  return a
+
+
+def _step(cell, params, memory, table, start, carry, step):
+  """One step: (carry, out, entry, a); entry is the carry after a reset."""
+  entry = carry
+  if step.reset_TB is not None:
+    entry = _where(step.reset_TB, start, carry)
+  a = _drive(cell, params, memory, entry, _read(table, step.x))
+  new, out = cell.update(entry, a, memory)
+  if step.mask_TB is not None:
+    new, out = _where(step.mask_TB, (new, out), (entry, _zeros(out)))
+  return new, out, entry, a
+
+
+def _plain(cell, reverse, unroll, params, memory, table, start, carry, steps):
+  def body(carry, step):
+    carry, out, _, _ = _step(cell, params, memory, table, start, carry, step)
+    return carry, out
+
+  return lax.scan(body, carry, steps, reverse=reverse, unroll=unroll)
+
+
+# The fused BPTT. Left to JAX, the backward loop would add a weight gradient of
+# the weights' full size at every step. Here it carries the cotangent of the
+# carry alone and emits those of the pre-activations; the weight gradients are
+# then products over all steps at once (dU = sum_t da_t h_{t-1}^T).
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fused(cell, reverse, unroll, params, memory, table, start, carry, steps):
+  args = (params, memory, table, start, carry, steps)
+  return _plain(cell, reverse, unroll, *args)
+
+
+def _fused_fwd(
+  cell, reverse, unroll, params, memory, table, start, carry, steps
+):
+  def body(carry, step):
+    carry, out, entry, a = _step(
+      cell, params, memory, table, start, carry, step
+    )
+    return carry, (out, entry, a)
+
+  carry, (out, entry, a) = lax.scan(
+    body, carry, steps, reverse=reverse, unroll=unroll
+  )
+  return (carry, out), (params, memory, table, start, steps, entry, a)
+
+
+def _fused_bwd(cell, reverse, unroll, saved, cotangents):
+  params, memory, table, start, steps, entries, activations = saved
+  dcarry, dout = cotangents
+  u_GB = jax.eval_shape(_read, table, jax.tree.map(lambda x: x[0], steps.x))
+  # A stage only adds u, so any value of it gives the same derivatives.
+  u_GB = jnp.zeros(u_GB.shape, u_GB.dtype)
+  # The loop multiplies by transposed weights. XLA:CPU would transpose them at
+  # every step; the barrier makes it happen once.
+  flipped = jax.tree.map(
+    lambda w: lax.optimization_barrier(w.T) if w.ndim == 2 else w, params
+  )
+
+  def body(cotangent, xs):
+    dcarry, dstart = cotangent
+    dout, step, entry, a = xs
+    params = jax.tree.map(lambda w: w.T if w.ndim == 2 else w, flipped)
+    dpass, dnew = None, dcarry
+    if step.mask_TB is not None:
+      zero = _zeros((dcarry, dout))
+      dpass = _where(step.mask_TB, zero[0], dcarry)
+      dnew, dout = _where(step.mask_TB, (dcarry, dout), zero)
+    _, pull = jax.vjp(lambda e, a: cell.update(e, a, memory), entry, a)
+    dentry, da = pull((dnew, dout))
+    for i in reversed(range(len(cell.drive))):
+      stage = lambda e, a, i=i: cell.drive[i](params, e, u_GB, a, memory)
+      _, pull = jax.vjp(stage, entry, a[:i])
+      more, dearlier = pull(da[i])
+      dentry = jax.tree.map(jnp.add, dentry, more)
+      da = (*jax.tree.map(jnp.add, da[:i], dearlier), *da[i:])
+    if dpass is not None:
+      dentry = jax.tree.map(jnp.add, dentry, dpass)
+    dcarry = dentry
+    if step.reset_TB is not None:
+      zero = _zeros(dentry)
+      dcarry = _where(step.reset_TB, zero, dentry)
+      dfired = _where(step.reset_TB, dentry, zero)
+      dstart = jax.tree.map(jnp.add, dstart, dfired)
+    return (dcarry, dstart), da
+
+  (dcarry, dstart), da = lax.scan(
+    body,
+    (dcarry, _zeros(start)),
+    (dout, steps, entries, activations),
+    reverse=not reverse,
+    unroll=unroll,
+  )
+
+  def stages(params, memory, u_TGB):
+    return tuple(
+      jax.vmap(lambda e, u, a: stage(params, e, u, a, memory))(
+        entries, u_TGB, activations[:i]
+      )
+      for i, stage in enumerate(cell.drive)
+    )
+
+  u_TGB = jnp.zeros((steps.x.shape[0], *u_GB.shape), u_GB.dtype)
+  _, pull = jax.vjp(stages, params, memory, u_TGB)
+  dparams, dmemory, du_TGB = pull(da)
+  dtable, dx = None, du_TGB
+  if table is not None:
+    du_TBG = jnp.swapaxes(du_TGB, 1, 2)
+    dtable, dx = jnp.zeros_like(table).at[steps.x].add(du_TBG), None
+  return dparams, dmemory, dtable, dstart, dcarry, Steps(dx)
+
+
+_fused.defvjp(_fused_fwd, _fused_bwd)

@@ -1,0 +1,36 @@
+"""Tasks: data, loss and report in one record, one task a file."""
+
+import importlib
+from typing import Any, NamedTuple
+
+from rnnlab.settings import bind
+
+
+class Task(NamedTuple):
+  """What the trainer and the commands need to know of a task.
+
+  `loss` and `report` return sums and counts (`metrics.Mean`), never averages.
+  Batches are dicts of numpy arrays of one shape, the last ones included;
+  training batch i is a function of (data seed, i) alone.
+  """
+
+  vocab: Any  # data.vocabulary.Vocabulary, stored with the run
+  facts: Any  # dict: what the data is (digest, sizes, repeats), for the record
+  texts: Any  # dict: split -> its examples, as a person reads them
+  init: Any  # (key) -> params
+  carry: Any  # (params) -> carry over batches; () where they are independent
+  loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
+  report: Any  # (params, carry, batch) -> carry, {name: Mean}
+  batches: Any  # (split, start=0, size=None) -> iterator; train never ends
+  generate: Any  # (params, key, prompts, **how) -> list of dicts to show
+
+
+def make(name, **settings) -> Task:
+  """The task of the file `tasks/<name>.py`; a wrong setting raises by name."""
+  try:
+    module = importlib.import_module(f"rnnlab.tasks.{name}")
+  except ModuleNotFoundError as error:
+    if error.name != f"rnnlab.tasks.{name}":
+      raise
+    raise ValueError(f"there is no task named {name!r} in rnnlab/tasks") from None
+  return module.make(**bind(module.make, "task", settings))

@@ -1,0 +1,184 @@
+"""A character language model over a list of names.
+
+`[S]` starts and stops a name: "ada" is read as [S] a d a and predicted as
+a d a [S], so a name of n letters has n + 1 factors. Names are independent:
+every one starts from the initial carry.
+"""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+
+from rnnlab import settings
+from rnnlab.data import batching, names
+from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
+from rnnlab.metrics import Mean, cross_entropy
+from rnnlab.models import lm
+from rnnlab.tasks import Task
+
+HOW = ("limit", "temperature", "top_k", "top_p")
+ENDS = {lm.RUNNING: "limit", lm.STOPPED: "stop", lm.FAILED: "failed"}
+
+
+def make(
+  *,
+  model: dict,
+  path: str = "",
+  split: str = "hash",
+  split_seed: int = 123,
+  unique: bool = False,
+  batch_size: int = 64,
+  eval_batch_size: int = 256,
+  seed: int = 0,
+  symbols: list | None = None,
+) -> Task:
+  """Builds the task from a list of names (a file, or "" for the embedded one).
+
+  split, split_seed: the rule of `names.split`. unique: drop repeated names
+  before the split. seed: the order of training batches, 0 <= seed < 2**32.
+  model: settings of `lm.make`. symbols: a run's stored vocabulary, in which the
+  names must be written; None takes the characters of the whole list. Raises
+  ValueError naming the setting, or the file, line and character.
+  """
+  batching.check_seed("task.seed", seed)
+  listed = names.read(path)
+  if unique:
+    listed = names.drop_repeats(listed)
+  parts = names.split(listed.texts, split, split_seed)
+  texts = {s: [listed.texts[i] for i in part] for s, part in parts.items()}
+  if not parts["train"]:
+    raise ValueError(
+      f"{listed.source}: of {len(listed.texts)} names task.split={split} leaves "
+      "0 to train on, at least 1 is needed"
+    )
+  vocab = Vocabulary(symbols) if symbols else Vocabulary.of(listed.texts)
+  encoded = [
+    vocab.encode(text, listed.where(i)) for i, text in enumerate(listed.texts)
+  ]
+  facts = {
+    "sha256": listed.sha256,
+    "names": len(listed.texts),
+    "blank_lines": listed.blank,
+    "repeats": listed.repeats,
+  } | {
+    f"{s}_in_train": names.seen_in(texts["train"], texts[s])
+    for s in ("validation", "test")
+  }
+  fixed = {"vocab_size": vocab.size, "never": (vocab.id(PAD),)}
+  model = lm.make(**settings.bind(lm.make, "model", model | fixed))
+  loss, report = _losses(model)
+  return Task(
+    vocab=vocab,
+    facts=facts,
+    texts=texts,
+    init=model.init,
+    carry=lambda params: (),
+    loss=loss,
+    report=report,
+    batches=_batches(
+      encoded, parts, vocab, batch_size, eval_batch_size, seed
+    ),
+    generate=_generate(model, vocab),
+  )
+
+
+def shift(tokens_BT, mask_BT, pad):
+  """Sequences [S] x_1 .. x_n [S] to inputs, targets and the targets' mask.
+
+  targets[t] is the token after inputs[t]; no position holds its own target.
+  """
+  mask_BT = mask_BT[:, 1:]
+  return {
+    "inputs_BT": np.where(mask_BT, tokens_BT[:, :-1], pad),
+    "targets_BT": tokens_BT[:, 1:],
+    "mask_BT": mask_BT,
+  }
+
+
+def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
+  sizes = {"train": batch_size}
+  pad, stop = vocab.id(PAD), vocab.id(START_STOP)
+  whole = [np.concatenate([[stop], ids, [stop]]) for ids in encoded]
+  longest = max(map(len, whole))
+  table = batching.padded(whole, longest, pad, len(whole), vocab.size)
+
+  def batches(split, start=0, size=None):
+    """Batches from number `start` on; train's go on for ever, shuffled.
+
+    size: rows a batch instead of the configured ones.
+    """
+    part = np.asarray(parts[split], np.int64)
+    size = size or sizes.get(split, eval_batch_size)
+    if split == "train":
+      chosen = (
+        part[batching.batch_indices(len(part), size, seed, i)]
+        for i in itertools.count(start)
+      )
+    else:
+      chosen = (
+        part[i : i + size] for i in range(start * size, len(part), size)
+      )
+    for indices in chosen:
+      yield shift(*batching.rows(*table, indices, pad, size), pad)
+
+  return batches
+
+
+def _losses(model):
+  def loss(params, carry, batch, key):
+    # The mask is on the right, so it keeps padding out of the loss alone; the
+    # scan's mask keeps it out of everything else.
+    mask_BT = batch["mask_BT"]
+    _, logits_BTV = model.apply(
+      params, batch["inputs_BT"], mask_BT=mask_BT, key=key
+    )
+    nll = Mean.of(cross_entropy(logits_BTV, batch["targets_BT"]), mask_BT)
+    return nll, (carry, {"nll": nll})
+
+  def report(params, carry, batch):
+    return loss(params, carry, batch, None)[1]
+
+  return loss, report
+
+
+def _generate(model, vocab):
+  pad, stop = vocab.id(PAD), vocab.id(START_STOP)
+
+  @functools.partial(jax.jit, static_argnames=HOW)
+  def run(params, key, tokens_BT, length_B, **how):
+    cursor, logprob_B = model.read(params, tokens_BT, length_B)
+    texts = model.generate(params, key, cursor, stop=stop, pad=pad, **how)
+    return texts, logprob_B
+
+  def generate(params, key, prompts, *, limit, **how):
+    """Goes on from every prompt: its text, log-probability and end, by row.
+
+    limit: letters and stop symbol at most, after the prompt. how: settings of
+    `sampling.probabilities`. The text includes the prompt, and logprob counts
+    it too, in nats at temperature 1. end: "stop", "limit" or "failed".
+    """
+    if limit < 1:
+      raise ValueError(f"limit must be at least 1, not {limit}")
+    ids = [
+      np.concatenate([[stop], vocab.encode(text, f"prompt {text!r}")])
+      for text in prompts
+    ]
+    tokens_BT, mask_BT = batching.padded(
+      ids, max(map(len, ids)), pad, len(ids), vocab.size
+    )
+    length_B = mask_BT.sum(1, dtype=np.int32)
+    drawn, read_B = jax.device_get(
+      run(params, key, tokens_BT, length_B, limit=limit, **how)
+    )
+    return [
+      {
+        "text": prompt + vocab.decode(drawn.tokens_BU[b, : drawn.length_B[b]]),
+        "logprob": float(read_B[b] + drawn.logprob_B[b]),
+        "end": ENDS[int(drawn.cursor.end_B[b])],
+      }
+      for b, prompt in enumerate(prompts)
+    ]
+
+  return generate

@@ -1,0 +1,374 @@
+"""The trainer: from a config to a run directory, killed or not.
+
+One pass of the loop is one compiled call of K updates. Around it: rows in
+metrics.jsonl, evaluations, checkpoints, and the ends of a run. All that the
+loop remembers is kept with the checkpoints, so a run that was killed and
+started again does what it would have done.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+import platform
+import signal
+import time
+
+import flax
+import jax
+import numpy as np
+import optax
+
+from rnnlab import checkpoint, metrics, optim, rundir, settings, tasks
+from rnnlab.data import batching
+from rnnlab.progress import Progress
+from rnnlab.update import counted, evaluate, init_state, make_train_steps
+
+NO_END = 2**31 - 1
+
+
+def train(config: dict, workdir, started: float | None = None) -> dict:
+  """Trains as config says, in workdir; the same call again goes on.
+
+  config: nested plain values under `seed`, `task`, `model`, `opt`, `train`; all
+  is checked before anything is written, and ValueError names the field.
+  started: when the wall-clock budget began (time.monotonic()), by default now.
+  Returns the final record; its "val/nll" is that of the final parameters. A
+  run that has ended is left alone and its record returned again.
+  """
+  started = time.monotonic() if started is None else started
+  config = rundir.settle(config, "config")
+  sections = {"seed", "task", "model", "opt", "train"}
+  if odd := sorted(sections ^ config.keys()):
+    raise ValueError(f"config needs {', '.join(sorted(sections))}; see {odd}")
+  batching.check_seed("seed", config["seed"])
+  plan = Plan(**settings.bind(Plan, "train", config["train"]))
+  task = tasks.make(**config["task"], model=config["model"])
+  loop = _Loop(config, plan, task, started)
+  facts = {
+    "vocabulary": list(task.vocab.symbols),
+    "data": task.facts,
+    "versions": {
+      "python": platform.python_version(),
+      "jax": jax.__version__,
+      "flax": flax.__version__,
+      "optax": optax.__version__,
+      "numpy": np.__version__,
+    },
+  }
+  with rundir.claim(workdir, config, facts) as directory:
+    return loop.run(directory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """`config.train`: how long a run is and when it reports, evaluates, saves.
+
+  steps, epochs, seconds: what is set and ends first ends the run; seconds of
+  wall clock, the final evaluation included. *_every: in steps. steps_per_call:
+  at most so many updates in one compiled call. keep: so many latest
+  checkpoints, besides the best. patience: end after so many evaluations in a
+  row without a new best. max_skips: end with an error after so many updates in
+  a row that were not finite.
+  """
+
+  steps: int | None = None
+  epochs: int | None = None
+  seconds: float | None = None
+  steps_per_call: int = 16
+  log_every: int = 100
+  eval_every: int = 500
+  save_every: int = 500
+  keep: int = 1
+  patience: int | None = None
+  max_skips: int = 10
+
+  def __post_init__(self):
+    for name, value in dataclasses.asdict(self).items():
+      if value is not None and not value > 0:
+        raise ValueError(f"train.{name} must be > 0, not {value}")
+    if self.steps is self.epochs is self.seconds is None:
+      raise ValueError(
+        "train.steps, train.epochs or train.seconds has to be set"
+      )
+
+  @property
+  def updates_per_call(self) -> int:
+    """K: the largest common divisor of the intervals up to steps_per_call."""
+    common = math.gcd(self.log_every, self.eval_every, self.save_every)
+    limit = min(self.steps_per_call, common)
+    return max(k for k in range(1, limit + 1) if common % k == 0)
+
+  def end(self, per_epoch: int) -> int | None:
+    """The number of updates that ends the run; None: only the clock does."""
+    ends = [self.steps, self.epochs and self.epochs * per_epoch]
+    return min((end for end in ends if end), default=None)
+
+
+@dataclasses.dataclass
+class History:
+  """What the loop remembers between steps; saved with every checkpoint."""
+
+  elapsed: float = 0.0  # seconds, over all processes of the run
+  best: float | None = None  # the lowest val/nll, and its step
+  best_step: int | None = None
+  worse: int = 0  # evaluations in a row since
+  validation: dict | None = None  # the last one: {"step", "val/..."}
+  window: dict = dataclasses.field(default_factory=dict)  # sums to be logged
+  ended: dict | None = None  # the plan under which the run ended, and why
+
+
+class _Loop:
+  """One run in one process."""
+
+  def __init__(self, config, plan, task, started):
+    self.plan, self.task, self.started = plan, task, started
+    per_epoch = batching.steps_per_epoch(
+      len(task.texts["train"]), config["task"]["batch_size"]
+    )
+    self.end = plan.end(per_epoch)
+    fixed = {
+      "steps": self.end,
+      "steps_per_epoch": per_epoch,
+      "budget": plan.seconds is not None,
+    }
+    given = settings.bind(optim.make, "opt", config["opt"])
+    self.optimizer = optim.make(**given, **fixed)
+    self.key = jax.random.key(config["seed"])
+    self.compilations = collections.Counter()
+    self.train_steps = counted(
+      "train_steps",
+      make_train_steps(task, self.optimizer),
+      self.compilations,
+      donate_argnums=0,
+    )
+    self.report = counted("report", task.report, self.compilations)
+    self.K = plan.updates_per_call
+    self.step, self.history, self.pending = 0, History(), None
+    self.earlier, self.evaluation_seconds = 0.0, 0.0
+    self.validates = bool(task.texts["validation"])
+
+  def run(self, directory):
+    self.directory = directory
+    self.log = rundir.MetricsLog(directory.metrics)
+    with Progress("train") as self.progress, _interruptible() as signalled:
+      self._begin()
+      plan = dataclasses.asdict(self.plan)
+      if (self.history.ended or {}).get("plan") == plan:
+        self.progress.say(
+          f"this run has ended already, at step {self.step}; nothing to do"
+        )
+        return self._record()
+      if self.validates and self.step == 0:
+        self._evaluate()
+      while not (why := self._why_end()):
+        self._call()
+        self._report()
+        if signalled:
+          self._settle()
+          self._save()
+          raise SystemExit(
+            f"stopped at step {self.step} by a signal, all is saved in "
+            f"{directory.path}; the same command goes on from there"
+          )
+      self._settle()
+      if self.validates and self.history.validation["step"] != self.step:
+        self._evaluate()
+      elif self.history.window:
+        self._row({})
+      self.history.ended = {"plan": plan, "why": why}
+      self._save()
+      return self._record()
+
+  def _begin(self):
+    def init(key):
+      return init_state(self.task, self.optimizer, key)
+
+    like = jax.eval_shape(init, self.key)
+    found = checkpoint.restore(self.directory.checkpoints, like)
+    if found is None:
+      self.state = jax.jit(init)(self.key)
+      notes = self.log.rewind(-1)
+    else:
+      self.state, self.step = found.state, found.step
+      self.history = History(**found.facts)
+      self.earlier = self.history.elapsed
+      checkpoint.set_aside(self.directory.checkpoints, found.step)
+      notes = [f"passed over checkpoint {note}" for note in found.skipped]
+      notes += self.log.rewind(self.step)
+      notes += [f"going on from step {self.step}"]
+    for note in notes:
+      self.progress.say(note)
+    self.feed = self.task.batches("train", self.step)
+    self.mark = time.monotonic()
+
+  def _elapsed(self):
+    return self.earlier + time.monotonic() - self.started
+
+  def _share(self):
+    """How much of the run is done, by steps or by the clock."""
+    steps = self.step / self.end if self.end else 0
+    clock = self._elapsed() / self.plan.seconds if self.plan.seconds else 0
+    return min(max(steps, clock), 1)
+
+  def _why_end(self):
+    if self.end and self.step >= self.end:
+      return "steps"
+    if self.plan.patience and self.history.worse >= self.plan.patience:
+      return "patience"
+    if self.plan.seconds:
+      # Half as much again, since the machine may be slower by then.
+      reserve = 1.5 * self.evaluation_seconds + 1
+      if self._elapsed() + reserve >= self.plan.seconds:
+        return "seconds"
+    return None
+
+  def _call(self):
+    """K updates, or fewer up to the next multiple of K or the end."""
+    stop = min(self.end or NO_END, (self.step // self.K + 1) * self.K)
+    batches = list(itertools.islice(self.feed, stop - self.step))
+    # Past `stop` any batch will do: no update reads it.
+    batches += batches[-1:] * (self.K - len(batches))
+    batches_K = jax.tree.map(lambda *rows: np.stack(rows), *batches)
+    clock = self._elapsed() / self.plan.seconds if self.plan.seconds else 0.0
+    self.state, updates = self.train_steps(
+      self.state, batches_K, np.int32(stop), np.float32(clock)
+    )
+    self.step, before = stop, self.pending
+    self.pending = updates
+    # Read one call late, so that the device need not wait for the host.
+    self._read(before)
+
+  def _report(self):
+    """What is due at this step: a row, an evaluation, a checkpoint."""
+    plan, best = self.plan, self.history.best_step
+    validates = self.validates and self.step % plan.eval_every == 0
+    saves = self.step % plan.save_every == 0
+    if validates:
+      self._evaluate()
+    elif saves or self.step % plan.log_every == 0:
+      self._settle()
+      if self.step % plan.log_every == 0:
+        self._row({})
+    if saves or self.history.best_step != best:
+      self._save()
+
+  def _settle(self):
+    """Reads what is still on the device."""
+    pending, self.pending = self.pending, None
+    self._read(pending)
+
+  def _read(self, updates):
+    """Adds the figures of one call to the window."""
+    if updates is None:
+      return
+    updates = jax.device_get(updates)
+    done, window = updates.done_K, self.history.window
+    sums = metrics.to_host(updates.metrics)
+    norms = updates.grad_norm_K[done]
+    sums["grad_norm"] = metrics.Mean(float(norms.sum()), len(norms))
+    for name, mean in sums.items():
+      total, count = window.get(name, (0.0, 0))
+      window[name] = (total + mean.total, count + mean.count)
+    window["lr"] = float(updates.rate_K[done][-1])
+    window["skipped"] = int(updates.skipped_K[done][-1])
+    streak = int(updates.streak_K[done][-1])
+    if streak >= self.plan.max_skips:
+      self._save()
+      raise ValueError(
+        f"{streak} updates in a row were not finite and were refused "
+        f"(train.max_skips={self.plan.max_skips}); step {self.step} holds the "
+        f"parameters from before, saved in {self.directory.checkpoints}"
+      )
+
+  def _row(self, validation):
+    """Writes the window as a row of metrics.jsonl and empties it."""
+    window, self.history.window = self.history.window, {}
+    row = {"step": self.step}
+    sums = {name: v for name, v in window.items() if isinstance(v, tuple)}
+    for name, (total, count) in sums.items():
+      if count:
+        name = name if name == "grad_norm" else f"train/{name}"
+        row[name] = total / count
+    row |= {name: window[name] for name in ("lr", "skipped") if name in window}
+    row |= validation
+    now = time.monotonic()
+    speed = sums.get("nll", (0, 0))[1] / max(now - self.mark, 1e-9)
+    self.mark = now
+    row |= {"tokens/s": round(speed), "seconds": round(self._elapsed(), 3)}
+    self.log.append(row)
+    figures = [f"step {self.step}" + (f"/{self.end}" if self.end else "")]
+    for name, label in (("train/nll", "nll"), ("val/nll", "val nll")):
+      figures += [f"{label} {row[name]:.4f}"] if name in row else []
+    if window:
+      figures += [f"lr {row['lr']:.2e}", f"{speed / 1000:.1f}k tokens/s"]
+    if row.get("skipped"):
+      figures += [f"{row['skipped']} updates refused"]
+    self.progress.update(self._share(), "  ".join(figures), bool(validation))
+
+  def _evaluate(self):
+    self._settle()
+    began = time.monotonic()
+    params = self.state.params
+    sums = evaluate(
+      self.report,
+      params,
+      self.task.carry(params),
+      self.task.batches("validation"),
+    )
+    history, nll = self.history, sums["nll"].value("val/nll")
+    values = {f"val/{name}": mean.value(name) for name, mean in sums.items()}
+    history.validation = {"step": self.step} | values
+    if self.step and (history.best is None or nll < history.best):
+      history.best, history.best_step, history.worse = nll, self.step, 0
+    elif self.step:
+      history.worse += 1
+    self.evaluation_seconds = time.monotonic() - began
+    self._row(values)
+
+  def _save(self):
+    self.history.elapsed = self._elapsed()
+    best = self.history.best_step
+    checkpoint.save(
+      self.directory.checkpoints,
+      self.step,
+      self.state,
+      dataclasses.asdict(self.history),
+      keep=self.plan.keep,
+      protect=() if best is None else (best,),
+    )
+
+  def _record(self):
+    history, params = self.history, self.state.params
+    validation = history.validation or {}
+    return {
+      "step": self.step,
+      "ended": history.ended["why"],
+      "val/nll": validation.get("val/nll"),
+      "best/val/nll": history.best,
+      "best_step": history.best_step,
+      "parameters": sum(p.size for p in jax.tree.leaves(params)),
+      "skipped": int(self.state.skipped),
+      "fingerprint": checkpoint.fingerprint(params),
+      "compilations": dict(self.compilations),
+      "seconds": round(history.elapsed, 3),
+      "data": self.task.facts,
+      "workdir": str(self.directory.path),
+    }
+
+
+@contextlib.contextmanager
+def _interruptible():
+  """Collects SIGINT and SIGTERM in a list, so that a run can end in order."""
+  signalled, before = [], {}
+  for number in (signal.SIGINT, signal.SIGTERM):
+    with contextlib.suppress(ValueError):  # only the main thread may
+      before[number] = signal.signal(
+        number, lambda number, frame: signalled.append(number)
+      )
+  try:
+    yield signalled
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
