@@ -1,7 +1,7 @@
 """A character language model over a list of names.
 
-  configs/name_lm.py            an LSTM
-  configs/name_lm.py:notebook   a tanh RNN, the recipe of a lecture's notebook
+configs/name_lm.py            an LSTM
+configs/name_lm.py:notebook   a tanh RNN, the recipe of a lecture's notebook
 """
 
 from ml_collections import config_dict

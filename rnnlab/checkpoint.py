@@ -101,9 +101,15 @@ def steps(directory: str | os.PathLike) -> list[int]:
 
 
 def restore(
-  directory: str | os.PathLike, like: Any, step: int | None = None
+  directory: str | os.PathLike,
+  like: Any,
+  step: int | None = None,
+  part: str = "",
 ) -> Restored | None:
   """The newest whole checkpoint, or that of `step`; None where none is.
+
+  part: the path of a subtree (".params") that `like` describes and that alone
+  is returned; the whole state by default.
 
   The state has the tree, dtypes, weak types, key types and, where they were
   chosen, shardings of `like`, a state or what jax.eval_shape says of it.
@@ -126,7 +132,8 @@ def restore(
     except _Damaged as error:
       skipped.append(f"{candidate}: {error}")
       continue
-    state = _fit(root / str(candidate), record["leaves"], arrays, like)
+    where = root / str(candidate)
+    state = _fit(where, record["leaves"], arrays, like, part)
     return Restored(candidate, state, record["facts"], skipped)
   if candidates:
     raise ValueError(
@@ -210,10 +217,13 @@ def _digest(specs, arrays):
   return digest.hexdigest()
 
 
-def _fit(where, specs, arrays, like):
-  """The saved arrays as the leaves of `like`."""
-  saved = {spec["path"]: spec for spec in specs}
+def _fit(where, specs, arrays, like, part):
+  """The saved arrays under the path `part` as the leaves of `like`."""
+  saved = {
+    spec["path"]: spec for spec in specs if spec["path"].startswith(part)
+  }
   leaves, treedef = _leaves(like)
+  leaves = [(part + path, leaf) for path, leaf in leaves]
   wanted = {path: _spec(path, leaf) for path, leaf in leaves}
   differing = [
     f"{path}: saved {_words(saved.get(path))}, "
@@ -250,7 +260,7 @@ def _as(leaf, array, key_impl):
   if isinstance(leaf, np.ndarray | np.generic):
     return array if isinstance(leaf, np.ndarray) else array[()]
   # A copy, since jax may otherwise use, and donate, the memory of numpy.
-  value = jnp.array(array, copy=True)
+  value = jnp.array(array)
   if key_impl:
     value = jax.random.wrap_key_data(value, impl=key_impl)
   elif getattr(leaf, "weak_type", False):

@@ -1,12 +1,14 @@
 """What every command shares: flags, clear errors, one JSON line at the end."""
 
+import logging
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 
 from rnnlab import rundir
 
@@ -28,13 +30,31 @@ def run(main) -> None:
     try:
       record = main()
     except (ValueError, OSError) as error:
-      logging.debug("traceback", exc_info=True)
+      if flags.FLAGS.verbosity > 0:
+        traceback.print_exc()
       _fail(error)
     print(rundir.plain_json(record), flush=True)
 
-  # jax tells at INFO which accelerators it did not find.
-  flags.FLAGS.set_default("verbosity", logging.WARNING)
+  # At INFO jax tells which accelerators it did not find.
+  logging.getLogger("jax").setLevel(logging.WARNING)
   app.run(guarded, flags_parser=_parse)
+
+
+def say(*lines) -> None:
+  """Prints notes for a person, on stderr."""
+  for line in lines:
+    print(line, file=sys.stderr, flush=True)
+
+
+def table(rows) -> None:
+  """Prints names and values, or rows of text, in columns on stdout."""
+  if isinstance(rows, dict):
+    rows = [(n, f"{v:.4f}" if type(v) is float else v) for n, v in rows.items()]
+  rows = [[str(cell) for cell in row] for row in rows]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  for row in rows:
+    cells = (c.ljust(w) for c, w in zip(row, widths, strict=True))
+    print("  ".join(cells).rstrip())
 
 
 def _parse(argv):
@@ -49,7 +69,7 @@ def _parse(argv):
 
 
 def _fail(error):
-  print(f"error: {error}", file=sys.stderr, flush=True)
+  say(f"error: {error}")
   sys.exit(1)
 
 

@@ -36,7 +36,9 @@ def make(kind, **hparams) -> Keep:
     "uniform": uniform,
   }
   if kind not in schemes:
-    raise ValueError(f"model.cell.keep.kind is one of {list(schemes)}, not {kind!r}")
+    raise ValueError(
+      f"model.cell.keep.kind is one of {list(schemes)}, not {kind!r}"
+    )
   return schemes[kind](
     **settings.bind(schemes[kind], "model.cell.keep", hparams)
   )
@@ -95,7 +97,8 @@ def reorder(packed, order, to, axis=0):
     raise ValueError(f"gate order {order!r} cannot become {to!r}")
   if packed.shape[axis] % len(order):
     raise ValueError(
-      f"{packed.shape[axis]} rows do not split into {len(order)} gates {order!r}"
+      f"{packed.shape[axis]} rows do not split into the {len(order)} gates of "
+      f"{order!r}"
     )
   blocks = jnp.split(packed, len(order), axis)
   return jnp.concatenate([blocks[order.index(gate)] for gate in to], axis)

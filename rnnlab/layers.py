@@ -9,8 +9,9 @@ from rnnlab import cells, scan
 def init(stack, key, d_in):
   """Parameters of a stack, one entry a layer; each reads the one below."""
   params = []
-  for cell, key in zip(stack, jax.random.split(key, len(stack)), strict=True):
-    params.append(cell.init(key, d_in))
+  keys = jax.random.split(key, len(stack))
+  for cell, own_key in zip(stack, keys, strict=True):
+    params.append(cell.init(own_key, d_in))
     d_in = width(cell, params[-1], d_in)
   return tuple(params)
 

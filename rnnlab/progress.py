@@ -1,10 +1,11 @@
-"""How far a long job is, on stderr: a live bar in a terminal, lines elsewhere."""
+"""How far a long job is, on stderr: a bar in a terminal, lines elsewhere."""
 
 import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
 # Between two plain lines, in seconds: a log file is read later and whole.
 LINE_EVERY = 5.0
@@ -21,8 +22,10 @@ class Progress:
     self._console = Console(stderr=True)
     self._bar = None
     if self._console.is_terminal:
-      columns = TextColumn("{task.description}"), BarColumn(), TextColumn(
-        "{task.fields[text]}"
+      columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
       )
       self._bar = Bar(*columns, console=self._console, transient=True)
       self._job = self._bar.add_task(title, total=1.0, text="")
@@ -65,4 +68,6 @@ def clock(seconds: float) -> str:
   """A duration as 0:42, 12:05 or 1:02:33."""
   minutes, seconds = divmod(int(seconds + 0.5), 60)
   hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+  if hours:
+    return f"{hours}:{minutes:02}:{seconds:02}"
+  return f"{minutes}:{seconds:02}"

@@ -21,9 +21,9 @@ class Lookup(NamedTuple):
 
 
 class Steps(NamedTuple):
-  """What a segment of time reads, time first: one of u and tokens, and flags."""
+  """What a segment of time reads, time first: inputs and flags."""
 
-  x: Any  # x_TBD, or tokens_TB where a projected table is read
+  x: Any  # x_TBD (projected: u_TGB), or tokens_TB into a projected table
   mask_TB: Any = None
   reset_TB: Any = None
 
@@ -117,8 +117,9 @@ def _steps(cell, params, x, mask_BT, reset_BT):
       table_VG = cell.project(params, table_VD.T).T
     else:
       x = table_VD[x]
-  time_first = lambda a: None if a is None else jnp.swapaxes(a, 0, 1)
-  steps = Steps(time_first(x), time_first(mask_BT), time_first(reset_BT))
+  steps = jax.tree.map(
+    lambda a: jnp.swapaxes(a, 0, 1), Steps(x, mask_BT, reset_BT)
+  )
   return table_VG, steps, sizes["B"]
 
 
@@ -133,8 +134,8 @@ def _columns(carry, start):
   """A caller's carry, batch first, as columns of the cell's own types."""
   if jax.tree.structure(carry) != jax.tree.structure(start):
     raise ValueError(
-      f"the carry has the structure {jax.tree.structure(carry)}, but the cell's "
-      f"is {jax.tree.structure(start)}"
+      f"the carry has the structure {jax.tree.structure(carry)}, but that of "
+      f"the cell is {jax.tree.structure(start)}"
     )
 
   def column(given, own):
@@ -267,7 +268,10 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     _, pull = jax.vjp(lambda e, a: cell.update(e, a, memory), entry, a)
     dentry, da = pull((dnew, dout))
     for i in reversed(range(len(cell.drive))):
-      stage = lambda e, a, i=i: cell.drive[i](params, e, u_GB, a, memory)
+
+      def stage(entry, earlier, i=i):
+        return cell.drive[i](params, entry, u_GB, earlier, memory)
+
       _, pull = jax.vjp(stage, entry, a[:i])
       more, dearlier = pull(da[i])
       dentry = jax.tree.map(jnp.add, dentry, more)
@@ -291,11 +295,12 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
   )
 
   def stages(params, memory, u_TGB):
+    def at(i, entry, u_GB, earlier):
+      return cell.drive[i](params, entry, u_GB, earlier, memory)
+
     return tuple(
-      jax.vmap(lambda e, u, a: stage(params, e, u, a, memory))(
-        entries, u_TGB, activations[:i]
-      )
-      for i, stage in enumerate(cell.drive)
+      jax.vmap(partial(at, i))(entries, u_TGB, activations[:i])
+      for i in range(len(cell.drive))
     )
 
   u_TGB = jnp.zeros((steps.x.shape[0], *u_GB.shape), u_GB.dtype)

@@ -40,9 +40,8 @@ def _set(settings):
 
 
 def _typed(name, value, wanted):
-  options = (
-    typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-  )
+  union = isinstance(wanted, types.UnionType)
+  options = typing.get_args(wanted) if union else (wanted,)
   if inspect.Parameter.empty in options or type(value) in options:
     return value
   if float in options and type(value) is int:

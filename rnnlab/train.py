@@ -200,7 +200,7 @@ class _Loop:
       notes += [f"going on from step {self.step}"]
     for note in notes:
       self.progress.say(note)
-    self.feed = self.task.batches("train", self.step)
+    self.feed = self.task.train_batches(self.step)
     self.mark = time.monotonic()
 
   def _elapsed(self):
@@ -315,7 +315,7 @@ class _Loop:
       self.report,
       params,
       self.task.carry(params),
-      self.task.batches("validation"),
+      self.task.eval_batches("validation"),
     )
     history, nll = self.history, sums["nll"].value("val/nll")
     values = {f"val/{name}": mean.value(name) for name, mean in sums.items()}

@@ -102,8 +102,8 @@ def make_train_steps(task, optimizer):
         return update(state, batch, elapsed)
 
       def rest(state):
-        shapes = jax.eval_shape(run, state)[1]
-        return state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        _, out = jax.eval_shape(run, state)
+        return state, jax.tree.map(lambda o: jnp.zeros(o.shape, o.dtype), out)
 
       return jax.lax.cond(state.step < stop, run, rest, state)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rnnlab import cells
+from rnnlab import cells, scan
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -65,6 +65,42 @@ def assert_close(actual, expected, atol=1e-12, rtol=0):
   ):
     assert np.shape(a) == np.shape(b)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def compiled(cell, **options):
+  """`run(params, x_BTD, carry=None)`: values and gradients, as one dict.
+
+  The gradients are those of a loss that reads every output and the final
+  carry, with respect to the parameters, the inputs and the carry.
+  """
+
+  def loss(params, x, carry):
+    final, out = scan.unroll(cell, params, x, carry, **options)
+    leaves = jax.tree.leaves((final, out))
+    return sum(jnp.sum(jnp.sin(leaf + 0.5)) for leaf in leaves), (final, out)
+
+  grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+  def run(params, x, carry=None):
+    (dparams, dx, dcarry), (final, out) = grads(params, x, carry)
+    return {
+      "final": final,
+      "out": out,
+      "dparams": dparams,
+      "dx": dx,
+      "dcarry": dcarry,
+    }
+
+  return run
+
+
+def rows(cell, params, batch, seed=0):
+  """A carry for `unroll`, batch first, with nothing left at zero."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda c: jnp.asarray(rng.normal(size=(batch, *c.shape[:-1])), c.dtype),
+    cell.carry(params, batch),
+  )
 
 
 @pytest.fixture

@@ -305,12 +305,17 @@ def test_what_orbax_reads_is_held_to_what_was_saved(tmp_path, monkeypatch):
     checkpoint.restore(tmp_path, state)
 
 
-def test_set_aside_keeps_all(tmp_path):
+def test_what_comes_after_is_set_aside_and_kept(tmp_path):
   state = {"x": jnp.ones(2)}
-  for name in ("damaged-1", "damaged-1.1"):
-    checkpoint.save(tmp_path, 1, state, {}, keep=1)
-    assert checkpoint.set_aside(tmp_path, 1) == tmp_path / name
-  assert checkpoint.steps(tmp_path) == []
+  checkpoint.save(tmp_path, 1, state, {}, keep=9)
+  for suffix in ("", ".1"):
+    for step in (2, 3):
+      checkpoint.save(tmp_path, step, state, {}, keep=9)
+    assert checkpoint.set_aside(tmp_path, 1) == [
+      tmp_path / f"damaged-{step}{suffix}" for step in (2, 3)
+    ]
+    assert checkpoint.steps(tmp_path) == [1]
+  assert len(os.listdir(tmp_path)) == 5
 
 
 def test_saving_a_step_again(tmp_path):
@@ -389,7 +394,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     checkpoint.save(tmp_path / "file", 1, {"x": jnp.ones(2)}, {}, keep=1)
 
 
-def test_a_save_cut_short_by_the_disk_is_an_error(tmp_path):
+def test_a_save_cut_short_by_the_disk_is_an_error(tmp_path, caplog):
   state = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
   checkpoint.save(tmp_path, 1, state, {}, keep=1)
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -401,6 +406,7 @@ def test_a_save_cut_short_by_the_disk_is_an_error(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   message = str(error.value)
   assert "checkpoint 2 could not be saved" in message and "\n" not in message
+  assert caplog.records == []  # said once, not by orbax too
   assert os.listdir(tmp_path) == ["1"]
   assert checkpoint.restore(tmp_path, state).step == 1
 

@@ -35,7 +35,9 @@ def make(name, **hparams) -> Cell:
   except ModuleNotFoundError as error:
     if error.name != f"rnnlab.cells.{name}":
       raise
-    raise ValueError(f"there is no cell named {name!r} in rnnlab/cells") from None
+    raise ValueError(
+      f"there is no cell named {name!r} in rnnlab/cells"
+    ) from None
   return module.make(**settings.bind(module.make, "model.cell", hparams))
 
 

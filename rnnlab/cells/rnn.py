@@ -27,9 +27,7 @@ def make(
 ) -> cells.Cell:
   """A tanh or relu cell of `hidden` units; carry and out are h_HB."""
   if activation not in ("tanh", "relu"):
-    raise ValueError(
-      f"cell.activation is 'tanh' or 'relu', not {activation!r}"
-    )
+    raise ValueError(f"cell.activation is 'tanh' or 'relu', not {activation!r}")
   act = {"tanh": jnp.tanh, "relu": jax.nn.relu}[activation]
   learned = cells.learned(initial)
 

@@ -130,7 +130,8 @@ def make(
     logprob_B = -jnp.sum(jnp.where(mask_BT, nll_BT, 0), axis=1)
     last_B1 = jnp.take_along_axis(tokens_BT, length_B[:, None] - 1, axis=1)
     columns = jax.tree.map(lambda c: jnp.moveaxis(c, 0, -1), carry)
-    return Cursor(columns, last_B1[:, 0], jnp.zeros_like(length_B), 0), logprob_B
+    end_B = jnp.full_like(length_B, RUNNING)
+    return Cursor(columns, last_B1[:, 0], end_B, 0), logprob_B
 
   cell_of_stack = stacks.as_cell(stack)
 

@@ -21,7 +21,8 @@ class Task(NamedTuple):
   carry: Any  # (params) -> carry over batches; () where they are independent
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
   report: Any  # (params, carry, batch) -> carry, {name: Mean}
-  batches: Any  # (split, start=0, size=None) -> iterator; train never ends
+  train_batches: Any  # (start) -> batches from number start on, without end
+  eval_batches: Any  # (split, size=None) -> the split once, in its order
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
 
 
@@ -32,5 +33,7 @@ def make(name, **settings) -> Task:
   except ModuleNotFoundError as error:
     if error.name != f"rnnlab.tasks.{name}":
       raise
-    raise ValueError(f"there is no task named {name!r} in rnnlab/tasks") from None
+    raise ValueError(
+      f"there is no task named {name!r} in rnnlab/tasks"
+    ) from None
   return module.make(**bind(module.make, "task", settings))

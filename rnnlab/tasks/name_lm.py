@@ -33,39 +33,52 @@ def make(
   eval_batch_size: int = 256,
   seed: int = 0,
   symbols: list | None = None,
+  data: bool = True,
 ) -> Task:
   """Builds the task from a list of names (a file, or "" for the embedded one).
 
   split, split_seed: the rule of `names.split`. unique: drop repeated names
   before the split. seed: the order of training batches, 0 <= seed < 2**32.
   model: settings of `lm.make`. symbols: a run's stored vocabulary, in which the
-  names must be written; None takes the characters of the whole list. Raises
+  names must be written; None takes the characters of the whole list. data:
+  False reads none, which leaves `generate` (and needs symbols). Raises
   ValueError naming the setting, or the file, line and character.
   """
   batching.check_seed("task.seed", seed)
-  listed = names.read(path)
-  if unique:
-    listed = names.drop_repeats(listed)
-  parts = names.split(listed.texts, split, split_seed)
-  texts = {s: [listed.texts[i] for i in part] for s, part in parts.items()}
-  if not parts["train"]:
-    raise ValueError(
-      f"{listed.source}: of {len(listed.texts)} names task.split={split} leaves "
-      "0 to train on, at least 1 is needed"
-    )
-  vocab = Vocabulary(symbols) if symbols else Vocabulary.of(listed.texts)
-  encoded = [
-    vocab.encode(text, listed.where(i)) for i, text in enumerate(listed.texts)
-  ]
-  facts = {
-    "sha256": listed.sha256,
-    "names": len(listed.texts),
-    "blank_lines": listed.blank,
-    "repeats": listed.repeats,
-  } | {
-    f"{s}_in_train": names.seen_in(texts["train"], texts[s])
-    for s in ("validation", "test")
-  }
+  sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
+  for name, size in sizes.items():
+    if size < 1:
+      raise ValueError(f"task.{name} must be at least 1, not {size}")
+  facts, texts, batches = {}, {}, (None, None)
+  if data:
+    listed = names.read(path)
+    if unique:
+      listed = names.drop_repeats(listed)
+    parts = names.split(listed.texts, split, split_seed)
+    texts = {s: [listed.texts[i] for i in part] for s, part in parts.items()}
+    if not texts["train"]:
+      raise ValueError(
+        f"{listed.source}: of {len(listed.texts)} names task.split={split} "
+        "leaves 0 to train on, at least 1 is needed"
+      )
+    facts = {
+      "sha256": listed.sha256,
+      "names": len(listed.texts),
+      "blank_lines": listed.blank,
+      "repeats": listed.repeats,
+      "train": len(texts["train"]),
+      "validation": len(texts["validation"]),
+      "test": len(texts["test"]),
+      "validation_in_train": names.seen_in(texts["train"], texts["validation"]),
+      "test_in_train": names.seen_in(texts["train"], texts["test"]),
+    }
+    symbols = symbols or Vocabulary.of(listed.texts).symbols
+  vocab = Vocabulary(tuple(symbols))
+  if data:
+    encoded = [
+      vocab.encode(text, listed.where(i)) for i, text in enumerate(listed.texts)
+    ]
+    batches = _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed)
   fixed = {"vocab_size": vocab.size, "never": (vocab.id(PAD),)}
   model = lm.make(**settings.bind(lm.make, "model", model | fixed))
   loss, report = _losses(model)
@@ -77,9 +90,8 @@ def make(
     carry=lambda params: (),
     loss=loss,
     report=report,
-    batches=_batches(
-      encoded, parts, vocab, batch_size, eval_batch_size, seed
-    ),
+    train_batches=batches[0],
+    eval_batches=batches[1],
     generate=_generate(model, vocab),
   )
 
@@ -98,32 +110,27 @@ def shift(tokens_BT, mask_BT, pad):
 
 
 def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
-  sizes = {"train": batch_size}
   pad, stop = vocab.id(PAD), vocab.id(START_STOP)
   whole = [np.concatenate([[stop], ids, [stop]]) for ids in encoded]
   longest = max(map(len, whole))
   table = batching.padded(whole, longest, pad, len(whole), vocab.size)
+  parts = {s: np.asarray(part, np.int64) for s, part in parts.items()}
 
-  def batches(split, start=0, size=None):
-    """Batches from number `start` on; train's go on for ever, shuffled.
+  def batch(rows, size):
+    return shift(*batching.rows(*table, rows, pad, size), pad)
 
-    size: rows a batch instead of the configured ones.
-    """
-    part = np.asarray(parts[split], np.int64)
-    size = size or sizes.get(split, eval_batch_size)
-    if split == "train":
-      chosen = (
-        part[batching.batch_indices(len(part), size, seed, i)]
-        for i in itertools.count(start)
-      )
-    else:
-      chosen = (
-        part[i : i + size] for i in range(start * size, len(part), size)
-      )
-    for indices in chosen:
-      yield shift(*batching.rows(*table, indices, pad, size), pad)
+  def train_batches(start):
+    part = parts["train"]
+    for i in itertools.count(start):
+      rows = batching.batch_indices(len(part), batch_size, seed, i)
+      yield batch(part[rows], batch_size)
 
-  return batches
+  def eval_batches(split, size=None):
+    part, size = parts[split], size or eval_batch_size
+    for i in range(0, len(part), size):
+      yield batch(part[i : i + size], size)
+
+  return train_batches, eval_batches
 
 
 def _losses(model):

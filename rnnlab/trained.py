@@ -1,0 +1,78 @@
+"""A trained model back from its run directory, for commands that read it."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from rnnlab import checkpoint, rundir, tasks
+
+
+class Trained(NamedTuple):
+  """A run's task and the parameters of one of its checkpoints."""
+
+  task: Any
+  params: Any
+  step: int
+  notes: list  # what had to be passed over, for a person to read
+
+
+def load(workdir, which="best", path=None, needs_data=True) -> Trained:
+  """The task and parameters of a run.
+
+  which: "best" (by validation nll), "latest", or a step. path: where the data
+  file lies now, if it moved; its content must be the run's. Without data a run
+  can still generate, in its stored vocabulary: with needs_data=False a file
+  that is gone or changed is a note. Raises ValueError for what is not there,
+  is damaged, or does not fit.
+  """
+  config, facts = rundir.load(workdir)
+  settings = config["task"] | {
+    "model": config["model"],
+    "symbols": facts["vocabulary"],
+  }
+  if path is not None:
+    settings["path"] = path
+  notes = []
+  try:
+    task = tasks.make(**settings)
+    was, now = facts["data"], task.facts
+    if odd := [f for f in was | now if was.get(f) != now.get(f)]:
+      raise ValueError(
+        f"these are not the data of {workdir}: "
+        + "; ".join(f"{f} was {was.get(f)}, now {now.get(f)}" for f in odd)
+      )
+  except ValueError as error:
+    if needs_data:
+      raise
+    notes.append(f"without the data: {error}")
+    task = tasks.make(**settings, data=False)
+  params, step, passed = _restore(workdir, which, task)
+  return Trained(task, params, step, notes + passed)
+
+
+def _restore(workdir, which, task):
+  directory = rundir.RunDir(workdir).checkpoints
+  like = jax.eval_shape(task.init, jax.random.key(0))
+
+  def restore(step=None):
+    return checkpoint.restore(directory, like, step, part=".params")
+
+  if which not in ("best", "latest"):
+    if not str(which).isdecimal():
+      raise ValueError(f"checkpoint is best, latest or a step, not {which!r}")
+    found = restore(int(which))
+  else:
+    found = restore()
+  if found is None:
+    raise ValueError(f"{directory} holds no checkpoint yet")
+  notes = [f"passed over checkpoint {note}" for note in found.skipped]
+  if which == "best":
+    best = found.facts["best_step"]
+    if best is None:
+      raise ValueError(
+        f"{directory} holds no best checkpoint, since nothing was validated; "
+        "there is --checkpoint=latest"
+      )
+    if best != found.step:
+      found = restore(best)
+  return found.state, found.step, notes
