@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from rnnlab import rundir
+from rnnlab import rundir, strict_json
 
 
 class Restored(NamedTuple):
@@ -52,7 +52,7 @@ def save(
 
   state is a pytree of arrays, typed keys and Python numbers, copied before the
   call returns, so that its buffers may be donated. facts is for values of the
-  host, as `rundir.dumps` takes them. The newest `keep` steps and those in
+  host, as `strict_json.dumps` takes them. The newest `keep` steps and those in
   `protect` stay. A step saved before must have the same state; it gets the new
   facts. A damaged one in its place is set aside. OSError where the checkpoint
   could not be written whole; the earlier ones stay as they were.
@@ -211,7 +211,7 @@ def _describe(tree):
 def _digest(specs, arrays):
   digest = hashlib.sha256()
   for spec in specs:
-    digest.update(rundir.dumps(spec).encode())
+    digest.update(strict_json.dumps(spec).encode())
     if spec["shape"] is not None:
       digest.update(arrays[spec["path"]].tobytes())
   return digest.hexdigest()
@@ -298,15 +298,15 @@ def _write_record(path, record):
   files = sorted(file for file in path.glob("state/**/*") if file.is_file())
   names = {file.relative_to(path).as_posix(): _sha256(file) for file in files}
   record = {**record, "files": names}
-  record["record"] = _sha256(rundir.dumps(record))
-  rundir.write_whole(path / "record.json", rundir.dumps(record))
+  record["record"] = _sha256(strict_json.dumps(record))
+  rundir.write_whole(path / "record.json", strict_json.dumps(record))
 
 
 def _read(path):
   """(record, {path: array}) of a whole checkpoint, or _Damaged and why."""
   try:
-    record = rundir.loads((path / "record.json").read_text("utf-8"))
-    if record.pop("record") != _sha256(rundir.dumps(record)):
+    record = strict_json.loads((path / "record.json").read_text("utf-8"))
+    if record.pop("record") != _sha256(strict_json.dumps(record)):
       raise ValueError("record.json does not match its checksum")
     if record["step"] != int(path.name):
       raise ValueError(f"it was saved as step {record['step']}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from rnnlab import rundir
+from rnnlab import strict_json
 
 
 def run(main) -> None:
@@ -33,7 +33,7 @@ def run(main) -> None:
       if flags.FLAGS.verbosity > 0:
         traceback.print_exc()
       _fail(error)
-    print(rundir.plain_json(record), flush=True)
+    print(strict_json.plain_json(record), flush=True)
 
   # At INFO jax tells which accelerators it did not find.
   logging.getLogger("jax").setLevel(logging.WARNING)

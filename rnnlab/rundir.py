@@ -14,12 +14,10 @@ import datetime
 import fcntl
 import fnmatch
 import json
-import math
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from rnnlab import strict_json
 
 # What a resumed run may change (and changes.jsonl records): how long it runs,
 # how often it reports, where the same bytes lie, which libraries run it. All
@@ -31,53 +29,7 @@ MAY_CHANGE = (
   "versions.*",
 )
 
-# How values that JSON has no word for are written.
-_TUPLE, _FLOAT = "__tuple__", "__float__"
 _ABSENT = object()
-
-
-def dumps(value: Any, indent: int | None = None) -> str:
-  """Strict JSON from which `loads` rebuilds an equal value.
-
-  Tuples stay tuples, 1.0 stays a float, nan and the infinities stay what they
-  are, numpy scalars become Python ones. ValueError for any other type and for
-  keys that are not str.
-  """
-  return json.dumps(
-    _encode(value), indent=indent, allow_nan=False, ensure_ascii=False
-  )
-
-
-def loads(text: str) -> Any:
-  """The value that `dumps` wrote; ValueError where it is not strict JSON."""
-  return json.loads(text, object_hook=_decode, parse_constant=_refuse_word)
-
-
-def plain_json(row: dict) -> str:
-  """A flat record as one line of strict JSON, for any reader.
-
-  nan and infinities become null and are named under "nonfinite", so that none
-  of them is mistaken for a number.
-  """
-  plain, nonfinite = {}, {}
-  for name, value in row.items():
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float) and not math.isfinite(value):
-      value, nonfinite[name] = None, str(value)
-    plain[name] = value
-  if nonfinite:
-    plain["nonfinite"] = nonfinite
-  return json.dumps(plain, allow_nan=False)
-
-
-def settle(config: dict, where: str) -> dict:
-  """The config as plain Python values: one rule, whatever set them.
-
-  Lists become tuples and numpy scalars Python numbers. ValueError, naming
-  `where` and the dotted field, for nan, infinities, types that a config
-  cannot keep, and keys that would make dotted names ambiguous.
-  """
-  return _settle(config, where, "")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -177,8 +129,8 @@ def claim(workdir: str | os.PathLike, config: dict, facts: dict) -> RunDir:
       told = run.changes.read_text("utf-8") if run.changes.exists() else ""
       write_whole(run.changes, told + changes)
     # config.json last: with it a directory becomes a run.
-    write_whole(run.facts, dumps(facts, indent=1) + "\n")
-    write_whole(run.config, dumps(config, indent=1) + "\n")
+    write_whole(run.facts, strict_json.dumps(facts, indent=1) + "\n")
+    write_whole(run.config, strict_json.dumps(config, indent=1) + "\n")
   except BaseException:
     run.release()
     raise
@@ -190,7 +142,7 @@ def load(workdir: str | os.PathLike) -> tuple[dict, dict]:
   run, values = RunDir(workdir), []
   for path in (run.config, run.facts):
     try:
-      values.append(loads(path.read_text(encoding="utf-8")))
+      values.append(strict_json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
       raise ValueError(
         f"{run.path} is not a run directory: it has no {path.name}"
@@ -209,7 +161,7 @@ class MetricsLog:
   def append(self, row: dict) -> None:
     """Adds a row of numbers, strings and None, as `plain_json` writes it."""
     with open(self.path, "a", encoding="utf-8") as file:
-      file.write(plain_json(row) + "\n")
+      file.write(strict_json.plain_json(row) + "\n")
 
   def rewind(self, step: int) -> list[str]:
     """Drops what a resume from `step` will write again; notes what it was."""
@@ -251,70 +203,14 @@ def _whole_rows(path):
   for number, line in enumerate(lines, start=1):
     try:
       text = line.decode()
-      rows.append((json.loads(text, parse_constant=_refuse_word), text))
+      rows.append(
+        (json.loads(text, parse_constant=strict_json.refuse_word), text)
+      )
     except ValueError as error:
       if number == len(lines):
         return rows, True
       raise ValueError(f"{path}, line {number} is damaged: {error}") from error
   return rows, False
-
-
-def _settle(value, where, name):
-  if isinstance(value, np.generic):
-    value = value.item()
-  if isinstance(value, dict):
-    for key in value:
-      if not isinstance(key, str) or "." in key or key in (_TUPLE, _FLOAT):
-        raise ValueError(f"{where}: {key!r} cannot name a field of {name!r}")
-    return {
-      key: _settle(inner, where, f"{name}.{key}" if name else key)
-      for key, inner in value.items()
-    }
-  if isinstance(value, tuple | list):
-    return tuple(
-      _settle(inner, where, f"{name}[{i}]") for i, inner in enumerate(value)
-    )
-  if isinstance(value, float) and not math.isfinite(value):
-    raise ValueError(f"{where}: {name} is {value}; a finite number is needed")
-  if value is None or isinstance(value, bool | int | float | str):
-    return value
-  raise ValueError(
-    f"{where}: {name} is {value!r}, a {type(value).__name__}; a setting is a "
-    "bool, int, float, str, None, or a tuple of those"
-  )
-
-
-def _encode(value):
-  if isinstance(value, np.generic):
-    value = value.item()
-  if isinstance(value, dict):
-    for key in value:
-      if not isinstance(key, str) or key in (_TUPLE, _FLOAT):
-        raise ValueError(f"{key!r} cannot be a key in these files")
-    return {key: _encode(inner) for key, inner in value.items()}
-  if isinstance(value, tuple):
-    return {_TUPLE: [_encode(inner) for inner in value]}
-  if isinstance(value, list):
-    return [_encode(inner) for inner in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return {_FLOAT: str(value)}
-  if value is None or isinstance(value, bool | int | float | str):
-    return value
-  raise ValueError(
-    f"{value!r}, a {type(value).__name__}, cannot be kept in these files"
-  )
-
-
-def _decode(pairs):
-  if pairs.keys() == {_TUPLE}:
-    return tuple(pairs[_TUPLE])
-  if pairs.keys() == {_FLOAT}:
-    return float(pairs[_FLOAT])
-  return pairs
-
-
-def _refuse_word(word):
-  raise ValueError(f"{word} is not strict JSON")
 
 
 def _changes(run, config, facts):
@@ -330,7 +226,7 @@ def _changes(run, config, facts):
       if any(fnmatch.fnmatchcase(name, pattern) for pattern in MAY_CHANGE):
         row = {"time": now, "field": name, "old": pair[0], "new": pair[1]}
         row = {key: v for key, v in row.items() if v is not _ABSENT}
-        lines += dumps(row) + "\n"
+        lines += strict_json.dumps(row) + "\n"
       else:
         refused.append(_difference(name, *pair))
   if refused:
@@ -352,7 +248,7 @@ def _flatten(value, name=""):
 
 def _same(old, new):
   # By their text: 1, 1.0 and True differ, and nan equals nan.
-  return dumps(old) == dumps(new)
+  return strict_json.dumps(old) == strict_json.dumps(new)
 
 
 def _difference(name, old, new):

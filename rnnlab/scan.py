@@ -127,7 +127,8 @@ def _project(cell, params, steps):
   """One product for all steps of a segment: x_TBD -> u_TGB."""
   T, B, D = steps.x.shape
   u_GN = cell.project(params, steps.x.reshape(T * B, D).T)
-  return steps._replace(x=jnp.swapaxes(u_GN.reshape(-1, T, B), 0, 1))
+  u_GTB = u_GN.reshape(u_GN.shape[0], T, B)
+  return steps._replace(x=jnp.swapaxes(u_GTB, 0, 1))
 
 
 def _columns(carry, start):

@@ -20,7 +20,15 @@ import jax
 import numpy as np
 import optax
 
-from rnnlab import checkpoint, metrics, optim, rundir, settings, tasks
+from rnnlab import (
+  checkpoint,
+  metrics,
+  optim,
+  rundir,
+  settings,
+  strict_json,
+  tasks,
+)
 from rnnlab.data import batching
 from rnnlab.progress import Progress
 from rnnlab.update import counted, evaluate, init_state, make_train_steps
@@ -38,7 +46,7 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
   run that has ended is left alone and its record returned again.
   """
   started = time.monotonic() if started is None else started
-  config = rundir.settle(config, "config")
+  config = strict_json.settle(config, "config")
   sections = {"seed", "task", "model", "opt", "train"}
   if odd := sorted(sections ^ config.keys()):
     raise ValueError(f"config needs {', '.join(sorted(sections))}; see {odd}")

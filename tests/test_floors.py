@@ -9,12 +9,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A new module of rnnlab gets its floor here.
 FLOORS = {
-  **dict.fromkeys("shapes metrics nn gates cells scan layers".split(), 0),
-  **dict.fromkeys("attention sampling".split(), 0),
+  **dict.fromkeys("settings shapes metrics nn gates cells".split(), 0),
+  **dict.fromkeys("scan layers attention sampling".split(), 0),
   **dict.fromkeys("models analysis flax_modules".split(), 1),
   **dict.fromkeys("tasks data optim".split(), 2),
-  **dict.fromkeys("train sweep checkpoint rundir figures".split(), 3),
-  **dict.fromkeys("interchange cli".split(), 3),
+  **dict.fromkeys("update train trained sweep checkpoint".split(), 3),
+  **dict.fromkeys("rundir strict_json progress cli figures".split(), 3),
+  "interchange": 3,
   "scripts": 4,
 }
 # Importing any module runs rnnlab/__init__.py first, so it imports none.

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from rnnlab import rundir
+from rnnlab import rundir, strict_json
 from rnnlab.rundir import MetricsLog, RunDir
 
 CONFIG = {
@@ -68,10 +68,10 @@ def test_values_come_back_as_they_were():
     "empty": {},
     "odd": (math.nan, math.inf, -math.inf),
   }
-  text = rundir.dumps(value)
+  text = strict_json.dumps(value)
   strict(text)
-  assert alike(rundir.loads(text), value)
-  assert alike(rundir.loads(rundir.dumps(value, indent=1)), value)
+  assert alike(strict_json.loads(text), value)
+  assert alike(strict_json.loads(strict_json.dumps(value, indent=1)), value)
 
 
 @pytest.mark.parametrize(
@@ -85,27 +85,29 @@ def test_values_come_back_as_they_were():
   ],
 )
 def test_numpy_scalars_become_plain(scalar, plain):
-  assert alike(rundir.loads(rundir.dumps({"x": scalar})), {"x": plain})
-  assert alike(rundir.settle({"x": scalar}, "here"), {"x": plain})
+  assert alike(
+    strict_json.loads(strict_json.dumps({"x": scalar})), {"x": plain}
+  )
+  assert alike(strict_json.settle({"x": scalar}, "here"), {"x": plain})
 
 
 @pytest.mark.parametrize("value", [np.zeros(2), {1, 2}, b"x", len, {1: 2}])
 def test_what_json_cannot_keep_is_refused(value):
   with pytest.raises(ValueError):
-    rundir.dumps({"x": value})
+    strict_json.dumps({"x": value})
   with pytest.raises(ValueError, match=r"here: "):
-    rundir.settle({"x": value}, "here")
+    strict_json.settle({"x": value}, "here")
 
 
 def test_loads_is_strict():
   with pytest.raises(ValueError, match="NaN"):
-    rundir.loads('{"x": NaN}')
+    strict_json.loads('{"x": NaN}')
 
 
 def test_settle_makes_tuples_and_keeps_the_rest():
   config = {"m": {"dims": [4, [5]], "rate": 1.0}, "flag": True, "name": None}
   assert alike(
-    rundir.settle(config, "here"),
+    strict_json.settle(config, "here"),
     {"m": {"dims": (4, (5,)), "rate": 1.0}, "flag": True, "name": None},
   )
 
@@ -123,7 +125,7 @@ def test_settle_makes_tuples_and_keeps_the_rest():
 )
 def test_settle_names_the_field(config, message):
   with pytest.raises(ValueError, match=message):
-    rundir.settle(config, "here")
+    strict_json.settle(config, "here")
 
 
 # The directory
@@ -163,7 +165,7 @@ def test_what_may_change_is_recorded(tmp_path, name, old, new):
   start(tmp_path, config)  # no change, no line
   assert alike(rundir.load(tmp_path)[0], config)
   (line,) = run.changes.read_text().splitlines()
-  row = rundir.loads(line)
+  row = strict_json.loads(line)
   assert (row["field"], row["old"], row["new"]) == (name, old, new)
   assert row["time"].endswith("+00:00")
   start(tmp_path, CONFIG)
@@ -280,7 +282,7 @@ def test_moved_and_relative(tmp_path, monkeypatch):
 
 HOLDER = """
 import sys
-from rnnlab import rundir
+from rnnlab import rundir, strict_json
 run = rundir.claim(sys.argv[1], {}, {})
 print("held", flush=True)
 sys.stdin.read()

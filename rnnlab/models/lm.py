@@ -98,8 +98,10 @@ def make(
   def readout(params, h):
     """Logits of rows h_..H."""
     w_VH = params["embed_VD"] if tied else params["out"]["w_VH"]
-    logits = nn.product(h, w_VH.T) + params["out"]["b_V"]
-    return jnp.where(allowed_V, logits, jnp.finfo(logits.dtype).min)
+    logits = nn.product(h, w_VH.T)
+    logits += jnp.broadcast_to(params["out"]["b_V"], logits.shape)
+    allowed = jnp.broadcast_to(allowed_V, logits.shape)
+    return jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
 
   def apply(params, tokens_BT, carry=None, *, key=None, **options):
     """Reads tokens_BT from `carry` on: (carry, logits_BTV).
@@ -124,7 +126,8 @@ def make(
     the log-probability of the tokens after the first.
     """
     prefix_BT = tokens_BT[:, :-1]
-    mask_BT = jnp.arange(prefix_BT.shape[1]) < length_B[:, None] - 1
+    t_1T = jnp.arange(prefix_BT.shape[1])[None]
+    mask_BT = t_1T < length_B[:, None] - 1
     carry, logits_BTV = apply(params, prefix_BT, mask_BT=mask_BT)
     nll_BT = metrics.cross_entropy(logits_BTV, tokens_BT[:, 1:])
     logprob_B = -jnp.sum(jnp.where(mask_BT, nll_BT, 0), axis=1)
@@ -176,7 +179,11 @@ def make(
       end_B = jnp.where(stopped_B, STOPPED, cursor.end_B)
       cursor = Cursor(
         jax.tree.map(
-          lambda new, old: jnp.where(running_B, new, old), carry, cursor.carry
+          lambda new, old: jnp.where(
+            jnp.broadcast_to(running_B, new.shape), new, old
+          ),
+          carry,
+          cursor.carry,
         ),
         jnp.where(drawn_B, token_B, cursor.token_B),
         jnp.where(failed_B, FAILED, end_B),
