@@ -123,6 +123,7 @@ class History:
   best_step: int | None = None
   worse: int = 0  # evaluations in a row since
   validation: dict | None = None  # the last one: {"step", "val/..."}
+  slowest: float = 0.0  # evaluation, in seconds
   window: dict = dataclasses.field(default_factory=dict)  # sums to be logged
   ended: dict | None = None  # the plan under which the run ended, and why
 
@@ -132,18 +133,17 @@ class _Loop:
 
   def __init__(self, config, plan, task, started):
     self.plan, self.task, self.started = plan, task, started
-    per_epoch = batching.steps_per_epoch(
-      len(task.texts["train"]), config["task"]["batch_size"]
-    )
-    self.end = plan.end(per_epoch)
+    self.end = plan.end(task.per_epoch)
     fixed = {
       "steps": self.end,
-      "steps_per_epoch": per_epoch,
+      "steps_per_epoch": task.per_epoch,
       "budget": plan.seconds is not None,
     }
     given = settings.bind(optim.make, "opt", config["opt"])
-    self.optimizer = optim.make(**given, **fixed)
+    self.optimizer = optim.make(**given | fixed)
     self.key = jax.random.key(config["seed"])
+    # By shapes alone: what the model refuses, it refuses here.
+    self.like = jax.eval_shape(self._init, self.key)
     self.compilations = collections.Counter()
     self.train_steps = counted(
       "train_steps",
@@ -154,8 +154,11 @@ class _Loop:
     self.report = counted("report", task.report, self.compilations)
     self.K = plan.updates_per_call
     self.step, self.history, self.pending = 0, History(), None
-    self.earlier, self.evaluation_seconds = 0.0, 0.0
+    self.earlier, self.call_seconds = 0.0, 0.0
     self.validates = bool(task.texts["validation"])
+
+  def _init(self, key):
+    return init_state(self.task, self.optimizer, key)
 
   def run(self, directory):
     self.directory = directory
@@ -168,11 +171,14 @@ class _Loop:
           f"this run has ended already, at step {self.step}; nothing to do"
         )
         return self._record()
+      self.history.ended = None
       if self.validates and self.step == 0:
         self._evaluate()
       while not (why := self._why_end()):
+        began = time.monotonic()
         self._call()
         self._report()
+        self.call_seconds = time.monotonic() - began
         if signalled:
           self._settle()
           self._save()
@@ -190,26 +196,26 @@ class _Loop:
       return self._record()
 
   def _begin(self):
-    def init(key):
-      return init_state(self.task, self.optimizer, key)
-
-    like = jax.eval_shape(init, self.key)
-    found = checkpoint.restore(self.directory.checkpoints, like)
+    data = ", ".join(f"{name} {v}" for name, v in self.task.facts.items())
+    notes = [f"data: {data}"]
+    if not self.validates:
+      notes.append("the validation split is empty: no evaluation, no best")
+    found = checkpoint.restore(self.directory.checkpoints, self.like)
     if found is None:
-      self.state = jax.jit(init)(self.key)
-      notes = self.log.rewind(-1)
+      self.state = jax.jit(self._init)(self.key)
+      notes += self.log.rewind(-1)
     else:
       self.state, self.step = found.state, found.step
       self.history = History(**found.facts)
       self.earlier = self.history.elapsed
       checkpoint.set_aside(self.directory.checkpoints, found.step)
-      notes = [f"passed over checkpoint {note}" for note in found.skipped]
+      notes += [f"passed over checkpoint {note}" for note in found.skipped]
       notes += self.log.rewind(self.step)
       notes += [f"going on from step {self.step}"]
     for note in notes:
       self.progress.say(note)
     self.feed = self.task.train_batches(self.step)
-    self.mark = time.monotonic()
+    self.mark = self.read = time.monotonic()
 
   def _elapsed(self):
     return self.earlier + time.monotonic() - self.started
@@ -226,8 +232,9 @@ class _Loop:
     if self.plan.patience and self.history.worse >= self.plan.patience:
       return "patience"
     if self.plan.seconds:
-      # Half as much again, since the machine may be slower by then.
-      reserve = 1.5 * self.evaluation_seconds + 1
+      # Half as much again, since the machine may be slower by then; and two
+      # calls, since one is always under way.
+      reserve = 1.5 * self.history.slowest + 2 * self.call_seconds + 1
       if self._elapsed() + reserve >= self.plan.seconds:
         return "seconds"
     return None
@@ -272,6 +279,7 @@ class _Loop:
     if updates is None:
       return
     updates = jax.device_get(updates)
+    self.read = time.monotonic()
     done, window = updates.done_K, self.history.window
     sums = metrics.to_host(updates.metrics)
     norms = updates.grad_norm_K[done]
@@ -301,9 +309,8 @@ class _Loop:
         row[name] = total / count
     row |= {name: window[name] for name in ("lr", "skipped") if name in window}
     row |= validation
-    now = time.monotonic()
-    speed = sums.get("nll", (0, 0))[1] / max(now - self.mark, 1e-9)
-    self.mark = now
+    speed = sums.get("nll", (0, 0))[1] / max(self.read - self.mark, 1e-9)
+    self.mark = time.monotonic()
     row |= {"tokens/s": round(speed), "seconds": round(self._elapsed(), 3)}
     self.log.append(row)
     figures = [f"step {self.step}" + (f"/{self.end}" if self.end else "")]
@@ -332,7 +339,7 @@ class _Loop:
       history.best, history.best_step, history.worse = nll, self.step, 0
     elif self.step:
       history.worse += 1
-    self.evaluation_seconds = time.monotonic() - began
+    history.slowest = max(history.slowest, time.monotonic() - began)
     self._row(values)
 
   def _save(self):

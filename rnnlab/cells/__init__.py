@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from rnnlab import gates, nn, settings
 
+# In which products may be computed; carries and sums stay float32.
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 class Cell(NamedTuple):
   """One recurrence. Hyper-parameters are spent in init; nothing else sees them.
@@ -38,7 +41,12 @@ def make(name, **hparams) -> Cell:
     raise ValueError(
       f"there is no cell named {name!r} in rnnlab/cells"
     ) from None
-  return module.make(**settings.bind(module.make, "model.cell", hparams))
+  bound = settings.bind(module.make, "model.cell", hparams)
+  if bound.get("dtype", DTYPES[0]) not in DTYPES:
+    raise ValueError(
+      f"model.cell.dtype is one of {DTYPES}, not {bound['dtype']!r}"
+    )
+  return module.make(**bound)
 
 
 def packed(key, gates, hidden, d_in, *, recurrent, input, bias):

@@ -17,6 +17,7 @@ class Task(NamedTuple):
   vocab: Any  # data.vocabulary.Vocabulary, stored with the run
   facts: Any  # dict: what the data is (digest, sizes, repeats), for the record
   texts: Any  # dict: split -> its examples, as a person reads them
+  per_epoch: Any  # how many training batches are an epoch
   init: Any  # (key) -> params
   carry: Any  # (params) -> carry over batches; () where they are independent
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})

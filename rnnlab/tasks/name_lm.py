@@ -86,6 +86,7 @@ def make(
     vocab=vocab,
     facts=facts,
     texts=texts,
+    per_epoch=-(-len(texts.get("train", ())) // batch_size),
     init=model.init,
     carry=lambda params: (),
     loss=loss,
