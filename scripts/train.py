@@ -24,7 +24,9 @@ WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 
 
 def main():
-  return train(CONFIG.value.to_dict(), WORKDIR.value, rnnlab.PROCESS_START)
+  record = train(CONFIG.value.to_dict(), WORKDIR.value, rnnlab.PROCESS_START)
+  cli.table({k: v for k, v in record.items() if not isinstance(v, dict)})
+  return record
 
 
 if __name__ == "__main__":
