@@ -89,6 +89,20 @@ def unroll(
   return _rows(carry), jax.tree.map(lambda o: jnp.moveaxis(o, -1, 0), out)
 
 
+def mask_of(length_B, T):
+  """mask_BT of rows that hold `length_B` real steps, padded on the right.
+
+  Raises ValueError with the row for a length outside 0 .. T, where lengths are
+  known (not inside jit).
+  """
+  length_B = jnp.asarray(length_B)
+  if not isinstance(length_B, jax.core.Tracer):
+    for row, length in enumerate(length_B.tolist()):
+      if not 0 <= length <= T:
+        raise ValueError(f"row {row} has the length {length}, T is {T}")
+  return jnp.arange(T) < length_B[:, None]
+
+
 def step(cell, params, carry, u_GB, memory=None):
   """One step of `cell` on columns, for loops of a caller's own: carry, out."""
   return cell.update(carry, _drive(cell, params, memory, carry, u_GB), memory)
@@ -104,6 +118,9 @@ def _steps(cell, params, x, mask_BT, reset_BT):
   else:
     table_VD = None
     sizes = shapes.check(x_BTD=x, mask_BT=mask_BT, reset_BT=reset_BT)
+  for name, flags in (("mask_BT", mask_BT), ("reset_BT", reset_BT)):
+    if flags is not None and flags.dtype != bool:
+      raise ValueError(f"{name} must be of bool, not {flags.dtype}")
   if mask_BT is not None:
     # Before the projection: a masked output alone would leave NaN in the
     # weights' gradient, as 0 * NaN.
@@ -285,9 +302,10 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
       dcarry = _where(step.reset_TB, zero, dentry)
       dfired = _where(step.reset_TB, dentry, zero)
       dstart = jax.tree.map(jnp.add, dstart, dfired)
-    return (dcarry, dstart), da
+    # Only where there is a memory are the update's cotangents needed later.
+    return (dcarry, dstart), (da, None if memory is None else (dnew, dout))
 
-  (dcarry, dstart), da = lax.scan(
+  (dcarry, dstart), cotangents = lax.scan(
     body,
     (dcarry, _zeros(start)),
     (dout, steps, entries, activations),
@@ -295,18 +313,22 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     unroll=unroll,
   )
 
-  def stages(params, memory, u_TGB):
+  def steps_at_once(params, memory, u_TGB):
     def at(i, entry, u_GB, earlier):
       return cell.drive[i](params, entry, u_GB, earlier, memory)
 
-    return tuple(
+    a = tuple(
       jax.vmap(partial(at, i))(entries, u_TGB, activations[:i])
       for i in range(len(cell.drive))
     )
+    if memory is None:
+      return a, None
+    update = jax.vmap(lambda e, a: cell.update(e, a, memory))
+    return a, update(entries, activations)
 
   u_TGB = jnp.zeros((steps.x.shape[0], *u_GB.shape), u_GB.dtype)
-  _, pull = jax.vjp(stages, params, memory, u_TGB)
-  dparams, dmemory, du_TGB = pull(da)
+  _, pull = jax.vjp(steps_at_once, params, memory, u_TGB)
+  dparams, dmemory, du_TGB = pull(cotangents)
   dtable, dx = None, du_TGB
   if table is not None:
     du_TBG = jnp.swapaxes(du_TGB, 1, 2)

@@ -22,11 +22,20 @@ def subjaxprs(eqn):
         yield part
 
 
-def products(jaxpr, inside=False):
-  """(loop, flops) of every matrix product; loop numbers the scan it is in."""
-  found = []
-  loops = 0
-  for eqn in jaxpr.eqns:
+def live(jaxpr):
+  """The equations that results depend on: what the compiler will keep."""
+  needed, kept = set(jaxpr.outvars), []
+  for eqn in reversed(jaxpr.eqns):
+    if needed.intersection(eqn.outvars):
+      needed.update(v for v in eqn.invars if isinstance(v, core.Var))
+      kept.append(eqn)
+  return reversed(kept)
+
+
+def products(jaxpr):
+  """(loop, flops) of every matrix product; None is outside all loops."""
+  found, loops = [], 0
+  for eqn in live(jaxpr):
     if eqn.primitive.name == "dot_general":
       (contracted, _), _ = eqn.params["dimension_numbers"]
       left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
@@ -149,9 +158,10 @@ def gated_by_memory():
   """A custom cell: memory scales the state (drive) and the output (update)."""
 
   def init(key, d_in):
-    return cells.packed(
-      key, 1, H, d_in, recurrent="orthogonal", input="xavier", bias=True
-    )
+    return {
+      "w_GD": nn.init("xavier", key, H, d_in),
+      "u_GH": nn.init("orthogonal", key, H, H),
+    }
 
   def carry(params, batch):
     return {"h": jnp.zeros((H, batch)), "steps": jnp.zeros((1, batch))}

@@ -49,8 +49,11 @@ def make(name, **hparams) -> Cell:
   return module.make(**bound)
 
 
-def packed(key, gates, hidden, d_in, *, recurrent, input, bias):
-  """Parameters of `gates` affine maps in one: w_GD, u_GH and, if asked, b_G."""
+def packed(key, gates, hidden, d_in, *, recurrent, input, bias, learned):
+  """Parameters of `gates` affine maps in one: w_GD, u_GH and, if asked, b_G.
+
+  learned: names of initial vectors that are parameters too; they start at 0.
+  """
   key_w, key_u = jax.random.split(key)
   # The reference range of "uniform" is 1/sqrt(H) for both sides.
   bound = hidden**-0.5
@@ -58,7 +61,8 @@ def packed(key, gates, hidden, d_in, *, recurrent, input, bias):
     "w_GD": nn.init(input, key_w, hidden, d_in, gates, bound),
     "u_GH": nn.init(recurrent, key_u, hidden, hidden, gates, bound),
   }
-  return params | ({"b_G": jnp.zeros(gates * hidden)} if bias else {})
+  params |= {"b_G": jnp.zeros(gates * hidden)} if bias else {}
+  return params | {name: jnp.zeros(hidden) for name in learned}
 
 
 def project(params, x_DN, dtype=None):
@@ -74,11 +78,18 @@ def initial(params, name, hidden, batch):
   return jnp.broadcast_to(v_H[:, None], (hidden, batch))
 
 
-def learned(initial):
-  """Whether the initial carry is learned; refuses any other word."""
+def learned(initial, *names):
+  """The names of the initial vectors, if `initial` says they are learned."""
   if initial not in ("zeros", "learned"):
-    raise ValueError(f"cell.initial is 'zeros' or 'learned', not {initial!r}")
-  return initial == "learned"
+    raise ValueError(
+      f"model.cell.initial is 'zeros' or 'learned', not {initial!r}"
+    )
+  return names if initial == "learned" else ()
+
+
+def output(h_HB, dtype):
+  """What a cell shows of its state: in the type its products are computed."""
+  return h_HB if dtype is None else h_HB.astype(dtype)
 
 
 def keep_scheme(keep, bias):

@@ -33,21 +33,28 @@ def make(
 ) -> cells.Cell:
   """A GRU cell of `hidden` units; carry and out are h_HB."""
   if reset not in ("before", "after"):
-    raise ValueError(f"cell.reset is 'before' or 'after', not {reset!r}")
-  learned = cells.learned(initial)
+    raise ValueError(f"model.cell.reset is 'before' or 'after', not {reset!r}")
+  learned = cells.learned(initial, "h0_H")
   scheme = cells.keep_scheme(keep, bias)
 
   def init(key, d_in):
     key, key_keep = jax.random.split(key)
     params = cells.packed(
-      key, 3, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+      key,
+      3,
+      hidden,
+      d_in,
+      recurrent=recurrent,
+      input=input,
+      bias=bias,
+      learned=learned,
     )
     if scheme:
       z_H = -scheme.draw(key_keep, hidden)
       params["b_G"] = params["b_G"].at[hidden : 2 * hidden].set(z_H)
     if bias and reset == "after":
       params["bh_H"] = jnp.zeros(hidden)
-    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
+    return params
 
   def carry(params, batch):
     return cells.initial(params, "h0_H", hidden, batch)
@@ -81,7 +88,7 @@ def make(
       gates_GB, c_HB = a
       z_HB = jax.nn.sigmoid(gates_GB[hidden:])
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
-    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+    return h_HB, cells.output(h_HB, dtype)
 
   drive = (after,) if reset == "after" else (gates, candidate)
   return cells.Cell(init, carry, project, drive, update)

@@ -27,21 +27,26 @@ def make(
   dtype: str | None = None,
 ) -> cells.Cell:
   """An LSTM cell of `hidden` units; the carry is (h_HB, c_HB), out is h_HB."""
-  learned = cells.learned(initial)
+  learned = cells.learned(initial, "h0_H", "c0_H")
   scheme = cells.keep_scheme(keep, bias)
 
   def init(key, d_in):
     key, key_keep = jax.random.split(key)
     params = cells.packed(
-      key, 4, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+      key,
+      4,
+      hidden,
+      d_in,
+      recurrent=recurrent,
+      input=input,
+      bias=bias,
+      learned=learned,
     )
     if scheme:
       keep_H = scheme.draw(key_keep, hidden)
       i_H = -keep_H if scheme.opposes else jnp.zeros(hidden)
       rest_H = jnp.zeros(hidden)
       params["b_G"] = jnp.concatenate([i_H, keep_H, rest_H, rest_H])
-    if learned:
-      params |= {"h0_H": jnp.zeros(hidden), "c0_H": jnp.zeros(hidden)}
     return params
 
   def carry(params, batch):
@@ -61,6 +66,6 @@ def make(
     i, f, q, o = jnp.split(a[0], 4)
     c_HB = jax.nn.sigmoid(f) * c_HB + jax.nn.sigmoid(i) * jnp.tanh(q)
     h_HB = jax.nn.sigmoid(o) * jnp.tanh(c_HB)
-    return (h_HB, c_HB), h_HB if dtype is None else h_HB.astype(dtype)
+    return (h_HB, c_HB), cells.output(h_HB, dtype)
 
   return cells.Cell(init, carry, project, (drive,), update)

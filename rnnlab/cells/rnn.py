@@ -27,15 +27,23 @@ def make(
 ) -> cells.Cell:
   """A tanh or relu cell of `hidden` units; carry and out are h_HB."""
   if activation not in ("tanh", "relu"):
-    raise ValueError(f"cell.activation is 'tanh' or 'relu', not {activation!r}")
+    raise ValueError(
+      f"model.cell.activation is 'tanh' or 'relu', not {activation!r}"
+    )
   act = {"tanh": jnp.tanh, "relu": jax.nn.relu}[activation]
-  learned = cells.learned(initial)
+  learned = cells.learned(initial, "h0_H")
 
   def init(key, d_in):
-    params = cells.packed(
-      key, 1, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+    return cells.packed(
+      key,
+      1,
+      hidden,
+      d_in,
+      recurrent=recurrent,
+      input=input,
+      bias=bias,
+      learned=learned,
     )
-    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
 
   def carry(params, batch):
     return cells.initial(params, "h0_H", hidden, batch)
@@ -48,6 +56,6 @@ def make(
 
   def update(h_HB, a, memory):
     h_HB = act(a[0])
-    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+    return h_HB, cells.output(h_HB, dtype)
 
   return cells.Cell(init, carry, project, (drive,), update)

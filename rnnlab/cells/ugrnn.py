@@ -26,18 +26,25 @@ def make(
   dtype: str | None = None,
 ) -> cells.Cell:
   """A single-gate cell of `hidden` units; carry and out are h_HB."""
-  learned = cells.learned(initial)
+  learned = cells.learned(initial, "h0_H")
   scheme = cells.keep_scheme(keep, bias)
 
   def init(key, d_in):
     key, key_keep = jax.random.split(key)
     params = cells.packed(
-      key, 2, hidden, d_in, recurrent=recurrent, input=input, bias=bias
+      key,
+      2,
+      hidden,
+      d_in,
+      recurrent=recurrent,
+      input=input,
+      bias=bias,
+      learned=learned,
     )
     if scheme:
       z_H = -scheme.draw(key_keep, hidden)
       params["b_G"] = jnp.concatenate([z_H, jnp.zeros(hidden)])
-    return params | ({"h0_H": jnp.zeros(hidden)} if learned else {})
+    return params
 
   def carry(params, batch):
     return cells.initial(params, "h0_H", hidden, batch)
@@ -52,6 +59,6 @@ def make(
     z_HB, c_HB = jnp.split(a[0], 2)
     z_HB = jax.nn.sigmoid(z_HB)
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
-    return h_HB, h_HB if dtype is None else h_HB.astype(dtype)
+    return h_HB, cells.output(h_HB, dtype)
 
   return cells.Cell(init, carry, project, (drive,), update)
