@@ -100,7 +100,7 @@ def mask_of(length_B, T):
     for row, length in enumerate(length_B.tolist()):
       if not 0 <= length <= T:
         raise ValueError(f"row {row} has the length {length}, T is {T}")
-  return jnp.arange(T) < length_B[:, None]
+  return jnp.arange(T)[None] < length_B[:, None]
 
 
 def step(cell, params, carry, u_GB, memory=None):
@@ -265,9 +265,9 @@ def _fused_fwd(
 def _fused_bwd(cell, reverse, unroll, saved, cotangents):
   params, memory, table, start, steps, entries, activations = saved
   dcarry, dout = cotangents
-  u_GB = jax.eval_shape(_read, table, jax.tree.map(lambda x: x[0], steps.x))
+  u_TGB = jax.eval_shape(jax.vmap(partial(_read, table)), steps.x)
   # A stage only adds u, so any value of it gives the same derivatives.
-  u_GB = jnp.zeros(u_GB.shape, u_GB.dtype)
+  u_GB = jnp.zeros(u_TGB.shape[1:], u_TGB.dtype)
   # The loop multiplies by transposed weights. XLA:CPU would transpose them at
   # every step; the barrier makes it happen once.
   flipped = jax.tree.map(
@@ -326,7 +326,7 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     update = jax.vmap(lambda e, a: cell.update(e, a, memory))
     return a, update(entries, activations)
 
-  u_TGB = jnp.zeros((steps.x.shape[0], *u_GB.shape), u_GB.dtype)
+  u_TGB = jnp.zeros(u_TGB.shape, u_TGB.dtype)
   _, pull = jax.vjp(steps_at_once, params, memory, u_TGB)
   dparams, dmemory, du_TGB = pull(cotangents)
   dtable, dx = None, du_TGB

@@ -126,8 +126,7 @@ def make(
     the log-probability of the tokens after the first.
     """
     prefix_BT = tokens_BT[:, :-1]
-    t_1T = jnp.arange(prefix_BT.shape[1])[None]
-    mask_BT = t_1T < length_B[:, None] - 1
+    mask_BT = scan.mask_of(length_B - 1, prefix_BT.shape[1])
     carry, logits_BTV = apply(params, prefix_BT, mask_BT=mask_BT)
     nll_BT = metrics.cross_entropy(logits_BTV, tokens_BT[:, 1:])
     logprob_B = -jnp.sum(jnp.where(mask_BT, nll_BT, 0), axis=1)
