@@ -44,6 +44,48 @@ def unroll(stack, params, x, carry=None, *, between=None, **options):
   return tuple(final), x
 
 
+DIRECTIONS = {
+  "forward": {"forward": False},
+  "backward": {"backward": True},
+  "both": {"forward": False, "backward": True},
+}
+
+
+def init_directions(stack, key, d_in, direction):
+  """Parameters of a stack that reads a whole sequence, a dict a layer."""
+  params, names = [], DIRECTIONS[direction]
+  for cell, layer_key in zip(
+    stack, jax.random.split(key, len(stack)), strict=True
+  ):
+    keys = jax.random.split(layer_key, len(names))
+    own = {n: cell.init(k, d_in) for n, k in zip(names, keys, strict=True)}
+    d_in = sum(width(cell, p, d_in) for p in own.values())
+    params.append(own)
+  return tuple(params)
+
+
+def unroll_directions(stack, params, x, *, between=None, **options):
+  """Runs layers whose directions are those of `params`, joined at each layer.
+
+  Every layer above the first reads both directions of the one below. Returns
+  (carries, h_BTD): the final carries as a dict a layer (that of the backward
+  direction has read the first step last), and the top outputs, directions side
+  by side. Options as in `unroll`.
+  """
+  finals = []
+  for layer, (cell, own) in enumerate(zip(stack, params, strict=True)):
+    ends, outs = {}, []
+    for name in sorted(own, reverse=True):  # forward, then backward
+      ends[name], out = scan.unroll(
+        cell, own[name], x, reverse=name == "backward", **options
+      )
+      outs.append(out)
+    finals.append(ends)
+    x = jnp.concatenate(outs, axis=-1)
+    x = x if between is None else between(layer, x)
+  return tuple(finals), x
+
+
 def as_cell(stack) -> cells.Cell:
   """One cell of several layers, for loops that step through all of them.
 

@@ -14,6 +14,7 @@ LEGEND = {
   "G": "packed gates (a multiple of H)",
   "V": "vocabulary",
   "L": "layer",
+  "A": "width in which query and key are compared",
   "N": "columns: batch, or time x batch",
 }
 
