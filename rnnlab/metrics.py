@@ -93,6 +93,29 @@ def cross_entropy(logits, targets):
   return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
 
+def edit_distance(a_BU, a_length_B, b_BT, b_length_B):
+  """Insertions, deletions and substitutions from a to b, row by row: int32.
+
+  Rows are read up to their length; either may be 0. Levenshtein's recurrence,
+  one row of the table a step; the insertions along a row are a running minimum.
+  """
+  B, T = b_BT.shape
+  j_1 = jnp.arange(T + 1)[None]
+
+  def row(above_BJ, a_B):
+    differs_BT = a_B[:, None] != b_BT
+    down_BJ = above_BJ + 1
+    diagonal_BT = above_BJ[:, :-1] + differs_BT
+    best_BJ = down_BJ.at[:, 1:].min(diagonal_BT)
+    row_BJ = jax.lax.cummin(best_BJ - j_1, axis=1) + j_1
+    return row_BJ, row_BJ
+
+  first_BJ = jnp.broadcast_to(j_1, (B, T + 1))
+  _, rows_UBJ = jax.lax.scan(row, first_BJ, a_BU.T)
+  table = jnp.concatenate([first_BJ[None], rows_UBJ])
+  return table[a_length_B, jnp.arange(B), b_length_B]
+
+
 def perplexity(nll):
   """exp(nll) of a mean in nats, a Python float; inf where it overflows."""
   try:

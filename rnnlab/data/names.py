@@ -131,6 +131,45 @@ def split(texts: list[str], rule: str, seed: int) -> dict[str, list[int]]:
   raise ValueError(f"split rule {rule!r} is not one of {', '.join(RULES)}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Splits:
+  """A list of names with its splits: indices, texts, and what to record."""
+
+  listed: Names
+  indices: dict[str, list[int]]
+  texts: dict[str, list[str]]
+  facts: dict
+
+
+def load(path: str, rule: str, seed: int, unique: bool, key=str) -> Splits:
+  """Reads a list and splits it; repeats are dropped first where `unique`.
+
+  key(text): what a line is split and counted by. ValueError as in `read` and
+  `split`, and where nothing is left to train on.
+  """
+  listed = read(path)
+  if unique:
+    listed = drop_repeats(listed)
+  keys = [key(text) for text in listed.texts]
+  indices = split(keys, rule, seed)
+  if not indices["train"]:
+    raise ValueError(
+      f"{listed.source}: of {len(keys)} lines task.split={rule} leaves 0 to "
+      "train on, at least 1 is needed"
+    )
+  texts = {s: [keys[i] for i in part] for s, part in indices.items()}
+  facts = {
+    "sha256": listed.sha256,
+    "names": len(keys),
+    "blank_lines": listed.blank,
+    "repeats": listed.repeats,
+    **{s: len(part) for s, part in indices.items()},
+    "validation_in_train": seen_in(texts["train"], texts["validation"]),
+    "test_in_train": seen_in(texts["train"], texts["test"]),
+  }
+  return Splits(listed, indices, texts, facts)
+
+
 def seen_in(train_texts: list[str], texts: list[str]) -> int:
   """Returns how many of `texts`, repeats counted, also stand in training."""
   train = set(train_texts)

@@ -57,8 +57,7 @@ class Attention:
   def __post_init__(self):
     if self.query not in ("current", "previous"):
       raise ValueError(
-        "model.attention.query is 'current' or 'previous', not "
-        f"{self.query!r}"
+        f"model.attention.query is 'current' or 'previous', not {self.query!r}"
       )
 
 
@@ -97,7 +96,9 @@ def make(
   encoder layers and decoder. attention, context: settings of `Attention` and
   `Context`. Raises ValueError for combinations that mean nothing.
   """
-  ask = Attention(**settings.bind(Attention, "model.attention", attention or {}))
+  ask = Attention(
+    **settings.bind(Attention, "model.attention", attention or {})
+  )
   into = Context(**settings.bind(Context, "model.context", context or {}))
   _check(ask, into, direction, embed, hidden, layers, dropout)
   d_width = decoder_hidden or hidden

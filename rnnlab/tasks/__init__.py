@@ -23,8 +23,11 @@ class Task(NamedTuple):
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
   report: Any  # (params, carry, batch) -> carry, {name: Mean}
   train_batches: Any  # (start) -> batches from number start on, without end
-  eval_batches: Any  # (split, size=None) -> the split once, in its order
+  eval_batches: Any  # (split, size=None, extra=0) -> the split once, in order
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
+  details: Any = (
+    None  # (params, split, size, extra) -> tables, if there are any
+  )
 
 
 def make(name, **settings) -> Task:

@@ -49,44 +49,27 @@ def make(
   for name, size in sizes.items():
     if size < 1:
       raise ValueError(f"task.{name} must be at least 1, not {size}")
-  facts, texts, batches = {}, {}, (None, None)
+  splits, batches = None, (None, None)
   if data:
-    listed = names.read(path)
-    if unique:
-      listed = names.drop_repeats(listed)
-    parts = names.split(listed.texts, split, split_seed)
-    texts = {s: [listed.texts[i] for i in part] for s, part in parts.items()}
-    if not texts["train"]:
-      raise ValueError(
-        f"{listed.source}: of {len(listed.texts)} names task.split={split} "
-        "leaves 0 to train on, at least 1 is needed"
-      )
-    facts = {
-      "sha256": listed.sha256,
-      "names": len(listed.texts),
-      "blank_lines": listed.blank,
-      "repeats": listed.repeats,
-      "train": len(texts["train"]),
-      "validation": len(texts["validation"]),
-      "test": len(texts["test"]),
-      "validation_in_train": names.seen_in(texts["train"], texts["validation"]),
-      "test_in_train": names.seen_in(texts["train"], texts["test"]),
-    }
+    splits = names.load(path, split, split_seed, unique)
+    listed = splits.listed
     symbols = symbols or Vocabulary.of(listed.texts).symbols
   vocab = Vocabulary(tuple(symbols))
   if data:
     encoded = [
       vocab.encode(text, listed.where(i)) for i, text in enumerate(listed.texts)
     ]
-    batches = _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed)
+    batches = _batches(
+      encoded, splits.indices, vocab, batch_size, eval_batch_size, seed
+    )
   fixed = {"vocab_size": vocab.size, "never": (vocab.id(PAD),)}
   model = lm.make(**settings.bind(lm.make, "model", model | fixed))
   loss, report = _losses(model)
   return Task(
     vocab=vocab,
-    facts=facts,
-    texts=texts,
-    per_epoch=-(-len(texts.get("train", ())) // batch_size),
+    facts=splits.facts if data else {},
+    texts=splits.texts if data else {},
+    per_epoch=-(-len(splits.texts["train"]) // batch_size) if data else None,
     init=model.init,
     carry=lambda params: (),
     loss=loss,
@@ -117,8 +100,11 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
   table = batching.padded(whole, longest, pad, len(whole), vocab.size)
   parts = {s: np.asarray(part, np.int64) for s, part in parts.items()}
 
-  def batch(rows, size):
-    return shift(*batching.rows(*table, rows, pad, size), pad)
+  def batch(rows, size, extra=0):
+    tokens_BT, mask_BT = batching.rows(*table, rows, pad, size)
+    wider = ((0, 0), (0, extra))
+    tokens_BT = np.pad(tokens_BT, wider, constant_values=pad)
+    return shift(tokens_BT, np.pad(mask_BT, wider), pad)
 
   def train_batches(start):
     part = parts["train"]
@@ -126,10 +112,11 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
       rows = batching.batch_indices(len(part), batch_size, seed, i)
       yield batch(part[rows], batch_size)
 
-  def eval_batches(split, size=None):
+  def eval_batches(split, size=None, extra=0):
+    """extra: columns of padding beyond the longest name."""
     part, size = parts[split], size or eval_batch_size
     for i in range(0, len(part), size):
-      yield batch(part[i : i + size], size)
+      yield batch(part[i : i + size], size, extra)
 
   return train_batches, eval_batches
 
