@@ -47,10 +47,12 @@ def say(*lines) -> None:
 
 
 def table(rows) -> None:
-  """Prints names and values, or rows of text, in columns on stdout."""
-  if isinstance(rows, dict):
-    rows = [(n, f"{v:.4f}" if type(v) is float else v) for n, v in rows.items()]
-  rows = [[str(cell) for cell in row] for row in rows]
+  """Prints a dict, or rows of cells, in columns on stdout."""
+  rows = rows.items() if isinstance(rows, dict) else rows
+  rows = [
+    [f"{cell:.4f}" if type(cell) is float else str(cell) for cell in row]
+    for row in rows
+  ]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   for row in rows:
     cells = (c.ljust(w) for c, w in zip(row, widths, strict=True))

@@ -5,16 +5,21 @@ import types
 import typing
 
 
-def bind(make, where, settings) -> dict:
+def bind(make, where, settings, positional=()) -> dict:
   """The settings as keyword arguments of `make`, checked against it.
 
   None means "not set" and is dropped, in nested settings too, so the default
   in the signature counts. A name that `make` lacks, one that is missing, and a
   value that is not of the annotated type raise ValueError with `where`, the
   name, the value and what would do. An int does for a float; nothing else is
-  converted: 2.0 and True are not ints.
+  converted: 2.0 and True are not ints. positional: parameters of `make` that
+  are no settings.
   """
-  parameters = inspect.signature(make).parameters
+  parameters = {
+    name: parameter
+    for name, parameter in inspect.signature(make).parameters.items()
+    if name not in positional
+  }
   settings = _set(settings)
   if unknown := sorted(settings.keys() - parameters.keys()):
     raise ValueError(

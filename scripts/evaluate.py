@@ -1,7 +1,8 @@
 """Evaluates a run on one split: sums over all of it, divided once.
 
-Example:
+Examples:
   python scripts/evaluate.py --workdir=runs/names --split=test
+  python scripts/evaluate.py --workdir=runs/reversal --figure=by_length.png
 """
 
 import time
@@ -9,7 +10,7 @@ import time
 import jax
 from absl import flags
 
-from rnnlab import cli, metrics, trained
+from rnnlab import cli, figures, metrics, trained
 from rnnlab.checkpoint import fingerprint
 from rnnlab.update import evaluate
 
@@ -32,21 +33,34 @@ NOTEBOOK_AVERAGE = flags.DEFINE_integer(
   "B: also print what the sum of batch means over len // B would have claimed.",
   lower_bound=1,
 )
+EXTRA_PADDING = flags.DEFINE_integer(
+  "extra_padding", 0, "Columns of padding that no row needs.", lower_bound=0
+)
+FIGURE = flags.DEFINE_string(
+  "figure", None, "A file for exact match by source length."
+)
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 
 
 def main():
   run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
   cli.say(*run.notes)
-  task, split = run.task, SPLIT.value
+  task, split, params = run.task, SPLIT.value, run.params
   if not task.texts[split]:
     raise ValueError(f"the {split} split is empty: nothing to evaluate")
-  report, carry = jax.jit(task.report), task.carry(run.params)
+  if FIGURE.value and not task.details:
+    raise ValueError("--figure: this task has no tables by length")
+  how = split, BATCH_SIZE.value, EXTRA_PADDING.value
+  report, carry = jax.jit(task.report), task.carry(params)
 
+  def sums():
+    return evaluate(report, params, carry, task.eval_batches(*how))
+
+  sums()  # compiles, so that the time below is that of the work
   began = time.monotonic()
-  batches = task.eval_batches(split, BATCH_SIZE.value)
-  sums = evaluate(report, run.params, carry, batches)
-  nll = sums.pop("nll")
+  found = sums()
+  seconds = time.monotonic() - began
+  nll = found.pop("nll")
   record = {
     "split": split,
     "nll": nll.value(),
@@ -55,13 +69,12 @@ def main():
     "tokens": nll.count,
     "examples": len(task.texts[split]),
   }
-  record |= {name: mean.value(name) for name, mean in sums.items()}
-  seconds = time.monotonic() - began
+  record |= {name: mean.value(name) for name, mean in found.items()}
   if split != "train":
     record["in_train"] = task.facts[f"{split}_in_train"]
   if size := NOTEBOOK_AVERAGE.value:
     means = [
-      metrics.to_host(report(run.params, carry, batch)[1])["nll"].value()
+      metrics.to_host(report(params, carry, batch)[1])["nll"].value()
       for batch in task.eval_batches(split, size)
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)
@@ -69,10 +82,17 @@ def main():
   record |= {
     "step": run.step,
     "checkpoint": CHECKPOINT.value,
-    "fingerprint": fingerprint(run.params),
-    "seconds": round(seconds, 3),
+    "fingerprint": fingerprint(params),
+    "examples/s": round(record["examples"] / seconds),
   }
   cli.table(record)
+  if task.details:
+    tables = task.details(params, *how)
+    for rows in tables.values():
+      cli.table([list(rows[0]), *(row.values() for row in rows)])
+    if FIGURE.value:
+      cli.say(f"wrote {figures.by_length(tables['by_length'], FIGURE.value)}")
+    record |= tables
   return record
 
 

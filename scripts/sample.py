@@ -1,8 +1,10 @@
-"""Generates texts from a run, and says which of them it may have copied.
+r"""Generates texts from a run: continues a prefix, or answers sources.
 
-Example:
+Examples:
   python scripts/sample.py --workdir=runs/names --n=20 --prefix=s \
     --temperature=0.8
+  python scripts/sample.py --workdir=runs/reversal --sources=suorpxhziwaq \
+    --figure=attention.png
 """
 
 import collections
@@ -10,30 +12,43 @@ import collections
 import jax
 from absl import flags
 
-from rnnlab import cli, trained
+from rnnlab import cli, figures, settings, trained
 from rnnlab.checkpoint import fingerprint
 from rnnlab.data.batching import check_seed
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
-N = flags.DEFINE_integer("n", 10, "How many.", lower_bound=1)
-PREFIX = flags.DEFINE_string("prefix", "", "What every text starts with.")
-TEMPERATURE = flags.DEFINE_float(
-  "temperature", 1.0, "Below 1 is safer, 0 always takes the likeliest symbol."
-)
-TOP_K = flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest; 0 is off.")
-TOP_P = flags.DEFINE_float(
-  "top_p", 1.0, "Draw from the likeliest that make up this mass; 1 is off."
-)
-SEED = flags.DEFINE_integer(
-  "seed", 0, "Same seed, same texts; the first of 20 is the one of --n=1."
-)
-LIMIT = flags.DEFINE_integer(
-  "limit", 64, "Symbols after the prefix at most, the stop symbol included."
-)
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (by validation nll), latest, or a step."
 )
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
+N = flags.DEFINE_integer("n", 10, "How many texts.", lower_bound=1)
+PREFIX = flags.DEFINE_string("prefix", "", "What every text starts with.")
+SEED = flags.DEFINE_integer(
+  "seed", 0, "Same seed, same texts; the first of 20 is the one of --n=1."
+)
+SOURCES = flags.DEFINE_list(
+  "sources", None, "For a task with sources: these, with commas between."
+)
+FIGURE = flags.DEFINE_string(
+  "figure", None, "With --sources: a file for their attention maps."
+)
+# How to generate; those that are set go to the task, which checks them.
+HOW = (
+  flags.DEFINE_integer("limit", None, "Symbols at most, the stop included."),
+  flags.DEFINE_float(
+    "temperature", None, "Below 1 is safer, 0 takes the likeliest (prefix)."
+  ),
+  flags.DEFINE_integer(
+    "top_k", None, "Draw from the k likeliest; 0 is off (prefix)."
+  ),
+  flags.DEFINE_float(
+    "top_p", None, "Draw from the likeliest of this mass; 1 is off (prefix)."
+  ),
+  flags.DEFINE_integer("beam", None, "Hypotheses kept; 1 is greedy (sources)."),
+  flags.DEFINE_float(
+    "alpha", None, "Of a beam: log-probability / length^alpha (sources)."
+  ),
+)
 
 
 def main():
@@ -42,39 +57,45 @@ def main():
     WORKDIR.value, CHECKPOINT.value, PATH.value, needs_data=False
   )
   cli.say(*run.notes)
-  samples = run.task.generate(
-    run.params,
-    jax.random.key(SEED.value),
-    [PREFIX.value] * N.value,
-    limit=LIMIT.value,
-    temperature=TEMPERATURE.value,
-    top_k=TOP_K.value,
-    top_p=TOP_P.value,
+  task = run.task
+  if (task.reads == "source") != (SOURCES.value is not None):
+    raise ValueError(
+      f"{WORKDIR.value} holds a task that needs --{task.reads}"
+      + ("s" if task.reads == "source" else ", not --sources")
+    )
+  prompts = SOURCES.value or [PREFIX.value] * N.value
+  how = {flag.name: flag.value for flag in HOW}
+  how = settings.bind(
+    task.generate, "sample", how, ("params", "key", "prompts")
   )
-  counts = collections.Counter()
-  if run.task.texts:
-    homes = {
-      text: split
-      for split in ("test", "validation", "train")
-      for text in run.task.texts[split]
-    }
-    for sample in samples:
-      sample["found_in"] = homes.get(sample["text"], "nowhere")
-    counts = collections.Counter(sample["found_in"] for sample in samples)
-  header = ("text", "log-probability", "end", "found in")
-  cli.table(
-    [header]
-    + [
-      (s["text"], f"{s['logprob']:.3f}", s["end"], s.get("found_in", "unknown"))
-      for s in samples
-    ]
-  )
-  return {
-    "samples": samples,
-    "found_in": dict(counts),
-    "step": run.step,
-    "fingerprint": fingerprint(run.params),
+  key = jax.random.key(SEED.value)
+  samples = task.generate(run.params, key, prompts, **how)
+  if FIGURE.value:
+    if "attention_US" not in samples[0]:
+      raise ValueError(
+        "--figure: nothing here attends, or a beam was asked for"
+      )
+    path = figures.attention_maps(samples, FIGURE.value, task.noisy)
+    cli.say(f"wrote {path}")
+  for sample in samples:
+    sample.pop("attention_US", None)
+  record = {"samples": samples}
+  if task.reads == "prefix" and task.texts:
+    record["found_in"] = _look_up(samples, task.texts)
+  cli.table([list(samples[0]), *(sample.values() for sample in samples)])
+  return record | {"step": run.step, "fingerprint": fingerprint(run.params)}
+
+
+def _look_up(samples, texts):
+  """Says of every sample in which split it stands; returns the counts."""
+  homes = {
+    text: split
+    for split in ("test", "validation", "train")
+    for text in texts[split]
   }
+  for sample in samples:
+    sample["found_in"] = homes.get(sample["text"], "nowhere")
+  return dict(collections.Counter(s["found_in"] for s in samples))
 
 
 if __name__ == "__main__":

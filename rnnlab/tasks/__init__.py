@@ -25,9 +25,9 @@ class Task(NamedTuple):
   train_batches: Any  # (start) -> batches from number start on, without end
   eval_batches: Any  # (split, size=None, extra=0) -> the split once, in order
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
-  details: Any = (
-    None  # (params, split, size, extra) -> tables, if there are any
-  )
+  reads: Any = "prefix"  # what a prompt is: a "prefix" to go on, or a "source"
+  noisy: Any = False  # whether every second source symbol is noise
+  details: Any = None  # (params, split, size, extra) -> tables for a report
 
 
 def make(name, **settings) -> Task:

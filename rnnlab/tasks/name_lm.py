@@ -147,15 +147,26 @@ def _generate(model, vocab):
     texts = model.generate(params, key, cursor, stop=stop, pad=pad, **how)
     return texts, logprob_B
 
-  def generate(params, key, prompts, *, limit, **how):
+  def generate(
+    params,
+    key,
+    prompts,
+    *,
+    limit: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+  ):
     """Goes on from every prompt: its text, log-probability and end, by row.
 
-    limit: letters and stop symbol at most, after the prompt. how: settings of
-    `sampling.probabilities`. The text includes the prompt, and logprob counts
-    it too, in nats at temperature 1. end: "stop", "limit" or "failed".
+    limit: letters and stop symbol at most, after the prompt. temperature, top_k
+    and top_p: see `sampling.probabilities`. The text includes the prompt, and
+    logprob counts it too, in nats at temperature 1. end: "stop", "limit" or
+    "failed".
     """
     if limit < 1:
       raise ValueError(f"limit must be at least 1, not {limit}")
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     ids = [
       np.concatenate([[stop], vocab.encode(text, f"prompt {text!r}")])
       for text in prompts

@@ -69,6 +69,7 @@ def make(
     made = pairs.of(listed)
     symbols = symbols or Vocabulary.of(made.sources + made.targets).symbols
   vocab = Vocabulary(tuple(symbols))
+  noisy = data and made.noisy
   if data:
     batcher = pairs.Batcher(made, vocab, listed.where, seed, buckets)
   model = seq2seq.make(
@@ -84,7 +85,7 @@ def make(
   loss, outcomes = _losses(model, vocab, masks, limit)
 
   def report(params, carry, batch):
-    return carry, _sums(outcomes(params, batch), made.noisy)
+    return carry, _sums(outcomes(params, batch), noisy)
 
   return Task(
     vocab=vocab,
@@ -99,6 +100,8 @@ def make(
     and batcher.train(splits.indices["train"], batch_size, noise == "fresh"),
     eval_batches=eval_batches,
     generate=_generate(model, vocab, masks),
+    reads="source",
+    noisy=noisy,
     details=batcher and _details(outcomes, eval_batches),
   )
 

@@ -1,0 +1,105 @@
+"""Pictures, written to files. The only place for matplotlib, imported late.
+
+Everything else works without it; a figure then says what to install.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+
+def _figure(columns, rows, size):
+  try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ModuleNotFoundError:
+    raise ValueError(
+      "a figure needs matplotlib: pip install 'rnnlab[plots]'"
+    ) from None
+  # Without pyplot there is no display to ask for and nothing to leak.
+  figure = Figure(figsize=size, layout="constrained", dpi=150)
+  FigureCanvasAgg(figure)
+  return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _save(figure, path):
+  path = Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path)
+  return path
+
+
+def attention_maps(samples, path, noisy):
+  """One map a sample: what every output symbol attended to.
+
+  samples: dicts with `source`, `text`, `end` and `attention_US`. noisy: every
+  second source letter is noise, and is marked. Returns the path written.
+  """
+  columns = min(3, len(samples))
+  rows = -(-len(samples) // columns)
+  longest = max(len(s["source"]) for s in samples)
+  size = columns * max(3.2, 0.26 * longest + 1), rows * 3.4
+  figure, grid = _figure(columns, rows, size)
+  for axes in grid.flat[len(samples) :]:
+    axes.set_axis_off()
+  image = None
+  for sample, axes in zip(samples, grid.flat, strict=False):
+    weights_US = np.asarray(sample["attention_US"])
+    outputs = [*sample["text"], "[S]"][: len(weights_US)]
+    image = axes.imshow(weights_US, cmap="viridis", vmin=0, vmax=1)
+    axes.set_xticks(range(len(sample["source"])), sample["source"])
+    axes.set_yticks(range(len(outputs)), outputs)
+    axes.set_xlabel("source (noise letters in orange)" if noisy else "source")
+    axes.set_ylabel("output")
+    if noisy:
+      for label in axes.get_xticklabels()[1::2]:
+        label.set_color("#d55e00")
+        label.set_fontstyle("italic")
+  figure.colorbar(image, ax=grid, label="attention weight", shrink=0.8)
+  return _save(figure, path)
+
+
+def by_length(rows, path):
+  """Exact match and examples against the source's length; returns the path.
+
+  rows: dicts with `source_length`, `examples`, `exact_match`. The bars are 95 %
+  intervals (Wilson), wide where examples are few.
+  """
+  length = [row["source_length"] for row in rows]
+  share = np.array([row["exact_match"] for row in rows])
+  n = np.array([row["examples"] for row in rows])
+  low, high = wilson(share, n)
+  figure, grid = _figure(1, 1, (6, 3.8))
+  axes = grid[0, 0]
+  axes.errorbar(
+    length,
+    100 * share,
+    yerr=100 * np.maximum(np.stack([share - low, high - share]), 0),
+    marker="o",
+    capsize=3,
+    color="#0072b2",
+  )
+  axes.set_xlabel("source length (symbols)")
+  axes.set_ylabel("exact match (%), 95 % interval")
+  axes.set_ylim(min(95.0, 100 * low.min() - 2), 100.5)
+  axes.grid(alpha=0.3)
+  for x, y, count in zip(length, 100 * share, n, strict=True):
+    axes.annotate(
+      f"n={count}",
+      (x, y),
+      textcoords="offset points",
+      xytext=(0, -14),
+      ha="center",
+      fontsize=7,
+      color="#555555",
+    )
+  return _save(figure, path)
+
+
+def wilson(share, n, z=1.96):
+  """The 95 % interval of a share of n, by Wilson's score: (low, high)."""
+  centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+  half = (
+    z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+  )
+  return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
