@@ -5,7 +5,12 @@ configs/name_reversal.py:notebook    the same, by a lecture's notebook's recipe
 configs/name_reversal.py:bahdanau    attention from the previous state
 configs/name_reversal.py:luong       input feeding
 configs/name_reversal.py:fixed       no attention: one context for all steps
+
+Two of them have a sweep of their own, under a name of its own: `:masks` is the
+notebook's recipe, `:context` the model without attention.
 """
+
+import itertools
 
 from ml_collections import config_dict
 
@@ -94,6 +99,8 @@ def get_config(arg=None):
     "bahdanau": _bahdanau,
     "luong": _luong,
     "fixed": _fixed,
+    "masks": _notebook,
+    "context": _fixed,
   }
   if arg not in variants:
     raise ValueError(
@@ -102,6 +109,29 @@ def get_config(arg=None):
     )
   variants[arg](config)
   return config
+
+
+def sweep(add, arg):
+  """Lists the points of `scripts/sweep.py`, with three seeds a setting.
+
+  masks: every mask on and off. context: one way alone for the encoder's last
+  state to reach the decoder, and all three together.
+  """
+  if arg == "masks":
+    names = "task.loss_mask", "task.source_mask", "task.length_handling"
+    settings = itertools.product((True, False), repeat=3)
+  elif arg == "context":
+    names = "model.context.init", "model.context.update", "model.context.output"
+    ways = range(3)
+    settings = [[way == only for way in ways] for only in ways] + [[True] * 3]
+  else:
+    raise ValueError(
+      f"configs/name_reversal.py has no sweep {arg!r}, only masks, context"
+    )
+  for values in settings:
+    # Not task.seed, so that all runs are validated under the same noise.
+    for seed in range(3):
+      add(dict(zip(names, values, strict=True)) | {"seed": seed})
 
 
 def _notebook(config):

@@ -17,7 +17,8 @@ def run(main) -> None:
   """Runs `main() -> dict` as a command and prints the dict as the last line.
 
   What a user can get wrong (ValueError, OSError, a bad flag) ends as one line
-  on stderr and the exit status 1; --verbosity=1 adds the traceback.
+  on stderr and the exit status 1; --verbosity=1 adds the traceback. A dict with
+  something under "failed" is printed and ends with the status 1 too.
   """
 
   def guarded(argv):
@@ -34,6 +35,7 @@ def run(main) -> None:
         traceback.print_exc()
       _fail(error)
     print(strict_json.plain_json(record), flush=True)
+    return 1 if record.get("failed") else 0
 
   # At INFO jax tells which accelerators it did not find.
   logging.getLogger("jax").setLevel(logging.WARNING)

@@ -34,7 +34,10 @@ def attention_maps(samples, path, noisy):
 
   samples: dicts with `source`, `text`, `end` and `attention_US`. noisy: every
   second source letter is noise, and is marked. Returns the path written.
+  Raises ValueError for no samples.
   """
+  if not samples:
+    raise ValueError("attention maps need at least one sample, there are 0")
   columns = min(3, len(samples))
   rows = -(-len(samples) // columns)
   longest = max(len(s["source"]) for s in samples)
@@ -63,13 +66,15 @@ def by_length(rows, path):
   """Exact match and examples against the source's length; returns the path.
 
   rows: dicts with `source_length`, `examples`, `exact_match`. The bars are 95 %
-  intervals (Wilson), wide where examples are few.
+  intervals (Wilson), wide where examples are few. Raises ValueError for none.
   """
+  if not rows:
+    raise ValueError("a figure by length needs at least one row, there are 0")
   length = [row["source_length"] for row in rows]
   share = np.array([row["exact_match"] for row in rows])
   n = np.array([row["examples"] for row in rows])
   low, high = wilson(share, n)
-  figure, grid = _figure(1, 1, (6, 3.8))
+  figure, grid = _figure(1, 1, (max(6, 0.6 * len(rows) + 1), 3.8))
   axes = grid[0, 0]
   axes.errorbar(
     length,
@@ -79,20 +84,12 @@ def by_length(rows, path):
     capsize=3,
     color="#0072b2",
   )
-  axes.set_xlabel("source length (symbols)")
+  labels = [f"{x}\nn={count}" for x, count in zip(length, n, strict=True)]
+  axes.set_xticks(length, labels)
+  axes.set_xlabel("source length (symbols), and examples of it")
   axes.set_ylabel("exact match (%), 95 % interval")
   axes.set_ylim(min(95.0, 100 * low.min() - 2), 100.5)
   axes.grid(alpha=0.3)
-  for x, y, count in zip(length, 100 * share, n, strict=True):
-    axes.annotate(
-      f"n={count}",
-      (x, y),
-      textcoords="offset points",
-      xytext=(0, -14),
-      ha="center",
-      fontsize=7,
-      color="#555555",
-    )
   return _save(figure, path)
 
 

@@ -9,7 +9,6 @@ started again does what it would have done.
 import collections
 import contextlib
 import dataclasses
-import itertools
 import math
 import platform
 import signal
@@ -214,7 +213,7 @@ class _Loop:
       notes += [f"going on from step {self.step}"]
     for note in notes:
       self.progress.say(note)
-    self.feed = self.task.train_batches(self.step)
+    self.feed, self.ahead = self.task.train_batches(self.step), []
     self.mark = self.read = time.monotonic()
 
   def _elapsed(self):
@@ -240,9 +239,10 @@ class _Loop:
     return None
 
   def _call(self):
-    """K updates, or fewer up to the next multiple of K or the end."""
+    """K updates, or fewer up to a multiple of K, the end or another shape."""
     stop = min(self.end or NO_END, (self.step // self.K + 1) * self.K)
-    batches = list(itertools.islice(self.feed, stop - self.step))
+    batches = self._take(stop - self.step)
+    stop = self.step + len(batches)
     # Past `stop` any batch will do: no update reads it.
     batches += batches[-1:] * (self.K - len(batches))
     batches_K = jax.tree.map(lambda *rows: np.stack(rows), *batches)
@@ -254,6 +254,17 @@ class _Loop:
     self.pending = updates
     # Read one call late, so that the device need not wait for the host.
     self._read(before)
+
+  def _take(self, n):
+    """The next batches, n at most, all of one shape."""
+    taken = []
+    while len(taken) < n:
+      batch = self.ahead.pop() if self.ahead else next(self.feed)
+      if taken and _shapes(batch) != _shapes(taken[0]):
+        self.ahead.append(batch)
+        break
+      taken.append(batch)
+    return taken
 
   def _report(self):
     """What is due at this step: a row, an evaluation, a checkpoint."""
@@ -371,6 +382,10 @@ class _Loop:
       "data": self.task.facts,
       "workdir": str(self.directory.path),
     }
+
+
+def _shapes(batch):
+  return jax.tree.map(np.shape, batch)
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def main():
       f"{WORKDIR.value} holds a task that needs --{task.reads}"
       + ("s" if task.reads == "source" else ", not --sources")
     )
-  prompts = SOURCES.value or [PREFIX.value] * N.value
+  prompts = [PREFIX.value] * N.value if SOURCES.value is None else SOURCES.value
   how = {flag.name: flag.value for flag in HOW}
   how = settings.bind(
     task.generate, "sample", how, ("params", "key", "prompts")

@@ -64,9 +64,10 @@ class Batcher:
   """Batches of pairs, as dicts of arrays.
 
   source_BS, source_real_BS: tokens, and where they are real. source_there_BS:
-  up to the longest source of the batch; the columns after it exist only so that
-  all batches have one of few shapes. inputs_BU, targets_BU, target_real_BU and
-  target_there_BU likewise: inputs are [S] y_1 .. y_n, targets y_1 .. y_n [S].
+  up to the longest source of the batch; columns after it, and rows without an
+  example, exist only so that all batches have one of few shapes. inputs_BU,
+  targets_BU, target_real_BU and target_there_BU likewise: inputs are
+  [S] y_1 .. y_n, targets y_1 .. y_n [S].
   """
 
   def __init__(self, pairs: Pairs, vocab: Vocabulary, where, seed, buckets):
@@ -122,16 +123,17 @@ class Batcher:
       s for s in self.shapes if s[0] >= longest[0] and s[1] >= longest[1]
     )
     S, U = S + extra, U + extra
-    there_S = np.arange(S) < longest[0] + extra
-    there_U = np.arange(U) < longest[1] + extra
+    example_B1 = np.arange(size)[:, None] < len(indices)
+    there_BS = example_B1 & (np.arange(S) < longest[0] + extra)
+    there_BU = example_B1 & (np.arange(U) < longest[1] + extra)
     return {
       "source_BS": _fit(source_BS, S, self.pad),
       "source_real_BS": _fit(real_BS, S, False),
-      "source_there_BS": np.broadcast_to(there_S, (size, S)),
+      "source_there_BS": there_BS,
       "inputs_BU": _fit(inputs_BU, U, self.pad),
       "targets_BU": _fit(target_BU[:, 1:], U, self.pad),
       "target_real_BU": _fit(real_BU, U, False),
-      "target_there_BU": np.broadcast_to(there_U, (size, U)),
+      "target_there_BU": there_BU,
     }
 
   def train(self, part, batch_size, fresh):

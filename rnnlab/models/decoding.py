@@ -59,14 +59,12 @@ def greedy(
   sizes = shapes.check(start_B=start_B, targets_BU=targets_BU)
   if sizes.get("U", limit) != limit:
     raise ValueError(f"limit is {limit}, but targets_BU has {sizes['U']} each")
-  start_B = jnp.asarray(start_B, jnp.int32)
-  batch = _rows(carry, start_B, limit)
-  dtype, aux = _outputs(step, carry, start_B, allowed_V)
+  carry, start_B, dtype, aux = _begin(step, carry, start_B, limit, allowed_V)
+  batch = start_B.shape[0]
 
   def going(loop):
-    u, _, _, out = loop
-    wanted = (targets_BU is not None) | ~jnp.all(out.ended_B)
-    return (u < limit) & wanted
+    u, *_, out = loop
+    return (u < limit) & ((targets_BU is not None) | ~jnp.all(out.ended_B))
 
   def draw(loop):
     u, carry, token_B, out = loop
@@ -133,14 +131,14 @@ def beam(
     raise ValueError(f"n_best must be in [1, width {width}], not {n_best}")
   if not 0 <= alpha < math.inf:
     raise ValueError(f"alpha must be finite and >= 0, not {alpha}")
-  batch = _rows(carry, start_B, limit)
-  carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), carry)
-  token_R = jnp.repeat(jnp.asarray(start_B, jnp.int32), width)
-  dtype, _ = _outputs(step, carry, token_R, allowed_V)
+  carry, start_R, dtype, _ = _begin(
+    step, carry, start_B, limit, allowed_V, width
+  )
+  batch = start_B.shape[0]
   divisor_U = jnp.asarray(np.arange(1.0, limit + 1) ** alpha, dtype)
 
   def going(loop):
-    u, _, _, _, logprob_BK, found = loop
+    u, *_, logprob_BK, found = loop
     # A beginning of log-probability l <= 0 ends with l' <= l at a length
     # n <= limit: l' / n**alpha <= l / n**alpha <= l / limit**alpha, for every
     # alpha >= 0. Rounding is monotone, so this holds for the numbers computed,
@@ -148,21 +146,10 @@ def beam(
     bound_B = jnp.max(logprob_BK, axis=1) / divisor_U[-1]
     return (u < limit) & ~jnp.all(found.score_BN[:, -1] >= bound_B)
 
-  def grow(loop):
+  def advance(loop):
     u, carry, token_R, tokens_BKU, logprob_BK, found = loop
     carry, logits_RV, _ = step(carry, token_R)
-    # Of one beginning at most `width` continuations can win a place.
-    per = min(width, logits_RV.shape[1])
-    ids_RC, logp_RC = _best_ids(logits_RV, allowed_V, per)
-    # A place without a beginning has none, even if it reads NaN.
-    total_RC = jnp.where(
-      jnp.isneginf(logprob_BK).reshape(-1, 1),
-      -jnp.inf,
-      logprob_BK.reshape(-1, 1) + logp_RC,
-    )
-    total_BK, at_BK = lax.top_k(total_RC.reshape(batch, -1), width)
-    token_BK = _take(ids_RC.reshape(batch, -1), at_BK)
-    parent_BK = at_BK // per
+    total_BK, token_BK, parent_BK = _grow(logprob_BK, logits_RV, allowed_V)
     tokens_BKU = _take(tokens_BKU, parent_BK).at[:, :, u].set(token_BK)
     row_R = (parent_BK + width * jnp.arange(batch)[:, None]).reshape(-1)
     carry = jax.tree.map(lambda leaf: leaf[row_R], carry)
@@ -174,51 +161,59 @@ def beam(
     logprob_BK = jnp.where(stops_BK, -jnp.inf, total_BK)
     return u + 1, carry, token_BK.reshape(-1), tokens_BKU, logprob_BK, found
 
+  def unended(tokens_BNU, logprob_BN, length) -> Beams:
+    length_BN = jnp.full(logprob_BN.shape, length, jnp.int32)
+    score_BN = logprob_BN / divisor_U[-1]
+    ended_BN = jnp.zeros(logprob_BN.shape, bool)
+    return Beams(tokens_BNU, length_BN, score_BN, logprob_BN, ended_BN)
+
+  none_BK = jnp.full((batch, width), -jnp.inf, dtype)
   tokens_BKU = jnp.full((batch, width, limit), pad, jnp.int32)
-  # All rows of an example are the same yet: only one is a beginning.
-  logprob_BK = jnp.full((batch, width), -jnp.inf, dtype).at[:, 0].set(0)
-  none_BN = jnp.full((batch, n_best), -jnp.inf, dtype)
-  found = Beams(
-    tokens_BKU[:, :n_best],
-    jnp.zeros((batch, n_best), jnp.int32),
-    none_BN,
-    none_BN,
-    jnp.zeros((batch, n_best), bool),
-  )
-  loop = (0, carry, token_R, tokens_BKU, logprob_BK, found)
-  *_, tokens_BKU, logprob_BK, found = lax.while_loop(going, grow, loop)
-  cut = Beams(
-    tokens_BKU,
-    jnp.full((batch, width), limit, jnp.int32),
-    logprob_BK / divisor_U[-1],
-    logprob_BK,
-    jnp.zeros((batch, width), bool),
-  )
+  found = unended(tokens_BKU[:, :n_best], none_BK[:, :n_best], 0)
+  # All rows of an example are the same yet: only the first is a beginning.
+  loop = 0, carry, start_R, tokens_BKU, none_BK.at[:, 0].set(0), found
+  *_, tokens_BKU, logprob_BK, found = lax.while_loop(going, advance, loop)
+  cut = unended(tokens_BKU, logprob_BK, limit)
   # Ended answers, then unfinished ones, then free places, each in their order.
   return _best(
     found, cut, lambda x: jnp.where(x.ended_BN, 2, ~jnp.isneginf(x.score_BN))
   )
 
 
-def _rows(carry, start_B, limit):
-  """The batch size; ValueError for a limit or a leaf that cannot be."""
+def _begin(step, carry, start_B, limit, allowed_V, width=1):
+  """Checks, and makes `width` rows of each: carry, start_B, dtype, aux.
+
+  The dtype is that of log-probabilities; aux is its shapes alone.
+  """
   if limit < 1:
     raise ValueError(f"limit must be at least 1, not {limit}")
   batch = shapes.check(start_B=start_B)["B"]
   for leaf in jax.tree.leaves(carry):
     if leaf.shape[:1] != (batch,):
       raise ValueError(
-        f"the batch comes first in a carry: start_B has {batch} rows, a leaf "
-        f"has the shape {leaf.shape}"
+        f"the batch comes first in a carry: start_B has {batch} rows, but a "
+        f"leaf has the shape {leaf.shape}"
       )
-  return batch
+  carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), carry)
+  start_B = jnp.repeat(jnp.asarray(start_B, jnp.int32), width)
+  _, logits_BV, aux = jax.eval_shape(step, carry, start_B)
+  shapes.check(start_B=start_B, logits_BV=logits_BV, allowed_V=allowed_V)
+  dtype = jnp.promote_types(logits_BV.dtype, jnp.float32)
+  return carry, start_B, dtype, aux
 
 
-def _outputs(step, carry, token_B, allowed_V):
-  """The dtype of log-probabilities and the shapes of aux."""
-  _, logits_BV, aux = jax.eval_shape(step, carry, token_B)
-  shapes.check(token_B=token_B, logits_BV=logits_BV, allowed_V=allowed_V)
-  return jnp.promote_types(logits_BV.dtype, jnp.float32), aux
+def _grow(logprob_BK, logits_RV, allowed_V):
+  """The K best continuations of K beginnings: total_BK, token_BK, parent_BK."""
+  batch, width = logprob_BK.shape
+  # Of one beginning at most K can be among them.
+  per = min(width, logits_RV.shape[1])
+  ids_RC, logp_RC = _best_ids(logits_RV, allowed_V, per)
+  # A place without a beginning continues nothing, even if it reads NaN.
+  old_R1 = logprob_BK.reshape(-1, 1)
+  total_RC = jnp.where(jnp.isneginf(old_R1), old_R1, old_R1 + logp_RC)
+  total_BC, ids_BC = (x.reshape(batch, -1) for x in (total_RC, ids_RC))
+  at_BK = _top(total_BC, width)
+  return _take(total_BC, at_BK), _take(ids_BC, at_BK), at_BK // per
 
 
 def _best_ids(logits_BV, allowed_V, k):
@@ -226,12 +221,20 @@ def _best_ids(logits_BV, allowed_V, k):
   x_BV = logits_BV.astype(jnp.promote_types(logits_BV.dtype, jnp.float32))
   allowed_BV = jnp.broadcast_to(jnp.asarray(allowed_V, bool), x_BV.shape)
   logp_BV = jax.nn.log_softmax(x_BV, axis=-1, where=allowed_BV)
-  # Ranked by logit, since log-probabilities may have become equal. What is not
-  # allowed comes last, below -inf. To top_k, -0. would be less than 0.
+  # Ranked by logit, since log-probabilities may have become equal; what is not
+  # allowed comes last, below a logit of -inf.
   rank_BV = jnp.maximum(x_BV, jnp.finfo(x_BV.dtype).min)
-  rank_BV = jnp.where(rank_BV == 0, 0, rank_BV)
-  _, ids_BK = lax.top_k(jnp.where(allowed_BV, rank_BV, -jnp.inf), k)
-  return ids_BK, jnp.take_along_axis(logp_BV, ids_BK, axis=-1)
+  ids_BK = _top(jnp.where(allowed_BV, rank_BV, -jnp.inf), k)
+  return ids_BK, _take(logp_BV, ids_BK)
+
+
+def _top(x_BN, k):
+  """Where the k largest of a row are, the earlier first of ties; NaN is top.
+
+  A sort, as lax.top_k takes -0. for less than 0. and NaN by its sign.
+  """
+  order_BN = jnp.argsort(x_BN, axis=1, stable=True, descending=True)
+  return order_BN[:, :k].astype(jnp.int32)
 
 
 def _take(x_BN, at_BK):
@@ -243,5 +246,5 @@ def _best(beams, others, key) -> Beams:
   """As many as `beams` has, of both, by the key; ties to the earlier."""
   n_best = beams.score_BN.shape[1]
   both = jax.tree.map(lambda *x: jnp.concatenate(x, 1), beams, others)
-  _, at_BN = lax.top_k(key(both), n_best)
+  at_BN = _top(key(both), n_best)
   return jax.tree.map(lambda x_BN: _take(x_BN, at_BN), both)

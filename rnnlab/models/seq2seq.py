@@ -100,8 +100,14 @@ def make(
     **settings.bind(Attention, "model.attention", attention or {})
   )
   into = Context(**settings.bind(Context, "model.context", context or {}))
-  _check(ask, into, direction, embed, hidden, layers, dropout)
-  d_width = decoder_hidden or hidden
+  d_width = hidden if decoder_hidden is None else decoder_hidden
+  sizes = {
+    "embed": embed,
+    "hidden": hidden,
+    "layers": layers,
+    "decoder_hidden": d_width,
+  }
+  _check(ask, into, direction, sizes, dropout)
   c_width = hidden * len(stacks.DIRECTIONS[direction])
   encoder = [cells.make(hidden=hidden, **cell) for _ in range(layers)]
   decoder = [cells.make(hidden=d_width, **cell) for _ in range(layers)]
@@ -234,8 +240,8 @@ def make(
   return Seq2Seq(init, encode, decode)
 
 
-def _check(ask, into, direction, embed, hidden, layers, dropout):
-  for name, size in [("embed", embed), ("hidden", hidden), ("layers", layers)]:
+def _check(ask, into, direction, sizes, dropout):
+  for name, size in sizes.items():
     if size < 1:
       raise ValueError(f"model.{name} must be at least 1, not {size}")
   if not 0 <= dropout < 1:
@@ -263,6 +269,11 @@ def _check(ask, into, direction, embed, hidden, layers, dropout):
       "model.context.update needs model.attention.query='previous': the "
       "current state does not exist before the update (feed brings it into "
       "the next one)"
+    )
+  if ask.score and not (into.update or into.output):
+    raise ValueError(
+      "model.attention: with context.update and output False what is found "
+      "goes nowhere"
     )
   if not ask.score and (ask.project or ask.width or ask.query == "previous"):
     raise ValueError("model.attention: settings without a score")

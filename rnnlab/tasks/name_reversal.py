@@ -326,9 +326,12 @@ def _generate(model, vocab, masks):
     limit: symbols at most, the stop included. beam: hypotheses kept (1 is
     greedy). alpha: their log-probability is divided by length^alpha, the stop
     counted. key is not used: nothing is drawn. Greedy results hold
-    "attention_US" too, an array.
+    "attention_US" too, an array. Raises ValueError for an empty source, or the
+    character that is unknown.
     """
     del key
+    if not prompts or not all(prompts):
+      raise ValueError(f"sources: at least one, and none empty, not {prompts}")
     ids = [vocab.encode(text, f"source {text!r}") for text in prompts]
     tokens_BS, real_BS = batching.padded(
       ids, max(map(len, ids)), pad, len(ids), vocab.size
