@@ -70,25 +70,26 @@ def by_length(rows, path):
   """
   if not rows:
     raise ValueError("a figure by length needs at least one row, there are 0")
-  length = [row["source_length"] for row in rows]
   share = np.array([row["exact_match"] for row in rows])
   n = np.array([row["examples"] for row in rows])
   low, high = wilson(share, n)
   figure, grid = _figure(1, 1, (max(6, 0.6 * len(rows) + 1), 3.8))
   axes = grid[0, 0]
+  # One place a length, however far they lie apart: every label can be read.
+  places = range(len(rows))
   axes.errorbar(
-    length,
+    places,
     100 * share,
     yerr=100 * np.maximum(np.stack([share - low, high - share]), 0),
     marker="o",
     capsize=3,
     color="#0072b2",
   )
-  labels = [f"{x}\nn={count}" for x, count in zip(length, n, strict=True)]
-  axes.set_xticks(length, labels)
+  labels = [f"{row['source_length']}\nn={row['examples']}" for row in rows]
+  axes.set_xticks(places, labels)
   axes.set_xlabel("source length (symbols), and examples of it")
   axes.set_ylabel("exact match (%), 95 % interval")
-  axes.set_ylim(min(95.0, 100 * low.min() - 2), 100.5)
+  axes.set_ylim(np.nanmin([95, *(100 * low - 2)]), 100.5)
   axes.grid(alpha=0.3)
   return _save(figure, path)
 

@@ -113,9 +113,9 @@ def greedy(model, **how):
 
 
 def assert_same(one, other, row=slice(None)):
-  """Equal trees; of the first, the given rows."""
+  """Equal trees, but for rounding; of the first, the given rows."""
   for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-    np.testing.assert_array_equal(a[row], b)
+    np.testing.assert_allclose(a[row], b, rtol=1e-6)
 
 
 # --- greedy ---
@@ -202,18 +202,22 @@ def test_ties_go_to_the_lowest_id_that_is_allowed():
 
 def test_free_running_nll():
   step, carry, start_B = tables()
-  rng = np.random.default_rng(1)
-  targets_BU = rng.integers(V, size=(SAMPLES, LIMIT))
   plain = greedy((step, carry, start_B), **HOW)
+  # Rows that have all stopped early, so that the loop could end.
+  rows = np.flatnonzero(plain.length_B < LIMIT - 1)
+  assert len(rows) > 1
+  carry, start_B, plain = jax.tree.map(
+    lambda x: x[rows], (carry, start_B, plain)
+  )
+  targets_BU = np.random.default_rng(1).integers(V, size=(len(rows), LIMIT))
   out = greedy((step, carry, start_B), targets_BU=targets_BU, **HOW)
   assert_same(out._replace(nll_BU=None), plain)
-  assert np.any(plain.length_B < LIMIT - 1), "no row goes on after its stop"
-  for row in range(SAMPLES):
+  for i, row in enumerate(rows):
     node = ROOT
     for u in range(LIMIT):
       logits_V = TABLE_BNV[row, node]
-      want = np.log(np.exp(logits_V).sum()) - logits_V[targets_BU[row, u]]
-      np.testing.assert_allclose(out.nll_BU[row, u], want, atol=1e-5)
+      want = np.log(np.exp(logits_V).sum()) - logits_V[targets_BU[i, u]]
+      np.testing.assert_allclose(out.nll_BU[i, u], want, atol=1e-5)
       node = read(node, int(np.argmax(logits_V[:PAD])))
 
 

@@ -1,7 +1,5 @@
 """The encoder-decoder: its equations, and how each wiring differs."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +24,7 @@ from wirings import (
 )
 
 from rnnlab import cells, scan
+from rnnlab.models.context_cells import visible
 
 SOURCE_BS, TARGET_BU = tokens(2, 5), tokens(2, 3, seed=2)
 
@@ -137,30 +136,32 @@ def test_where_the_context_enters(name, states, logits):
   model = make(**WIRINGS[name])
   params = drawn(model)
 
-  def outcome(encoder, kept):
-    encoded = model.encode(params | {"encoder": encoder}, SOURCE_BS)
-    stop = jax.lax.stop_gradient
-    encoded = encoded._replace(
-      source=encoded.source if "source" in kept else stop(encoded.source),
-      context_BC=encoded.context_BC
-      if "context" in kept
-      else stop(encoded.context_BC),
-      carry=encoded.carry if "carry" in kept else stop(encoded.carry),
-    )
+  def outcome(encoded):
     carry, logits_BUV, _ = model.decode(
       params, encoded, encoded.carry, TARGET_BU
     )
-    # A feeding decoder's carry has what was made of the context beside h.
-    h_BH = carry[0][0] if "mix" in params else carry[0]
-    return jnp.sum(jnp.sin(h_BH)), jnp.sum(jnp.sin(logits_BUV))
+    h = jnp.sin(visible(carry)).sum()
+    return {"h": h, "logits": jnp.sin(logits_BUV).sum()}
 
-  grads = jax.jit(jax.jacrev(outcome), static_argnums=1)
-  for part in ("carry", "context", "source"):
-    of_states, of_logits = grads(params["encoder"], (part,))
-    assert (norm(of_states) > 1e-3) == (part in states)
-    assert (norm(of_logits) > 1e-3) == (part in logits)
-    assert part in states or norm(of_states) == 0
-    assert part in logits or norm(of_logits) == 0
+  @jax.jit
+  def grads(encoder):
+    encoded, pull = jax.vjp(
+      lambda own: model.encode(params | {"encoder": own}, SOURCE_BS), encoder
+    )
+    parts = jax.jacrev(outcome)(encoded)
+    return visible(encoded.carry), parts, pull(parts["logits"])[0]
+
+  start_BH, parts, dencoder = grads(params["encoder"])
+  for of, reached in (("h", states), ("logits", logits)):
+    own = {
+      # A start of zeros is not of the source.
+      "carry": start_BH * visible(parts[of].carry),
+      "context": parts[of].context_BC,
+      "source": parts[of].source,
+    }
+    assert {part for part, d in own.items() if norm(d) > 0} == reached
+  for own in dencoder[0].values():
+    assert all(norm(d) > 1e-3 for d in own.values())
 
 
 def test_the_decoder_starts_from_zeros_unless_the_context_does():
@@ -209,12 +210,10 @@ def test_equal_widths_need_no_bridge(direction):
   assert direction in (*names, "both") and len(names) == wide // H
   for layer in range(2):
     own = params["encoder"][layer]
-    ends, outs = zip(
-      *(
-        scan.unroll(cell, own[n], x_BSD, reverse=n == "backward") for n in names
-      ),
-      strict=True,
-    )
+    runs = [
+      scan.unroll(cell, own[n], x_BSD, reverse=n == "backward") for n in names
+    ]
+    ends, outs = zip(*runs, strict=True)
     x_BSD = jnp.concatenate(outs, axis=-1)
     h_BC, c_BC = (jnp.concatenate(e, -1) for e in zip(*ends, strict=True))
     assert abs(h_BC - c_BC).max() > 0.05
@@ -241,9 +240,8 @@ def test_an_lstm_bridge_maps_h_and_c_apart():
   assert_close(carry, expected, atol=1e-6)
 
 
-def test_dropout_is_off_without_a_key_and_scaled_with_one():
-  make_it = functools.partial(make, **LECTURE, layers=2)
-  model, sure = make_it(dropout=0.5), make_it()
+def test_dropout_needs_a_key_and_spares_the_state():
+  model, sure = (make(**LECTURE, layers=2, dropout=p) for p in (0.5, 0.0))
   params = drawn(model)
   assert_close(
     run(model, params, SOURCE_BS, TARGET_BU),
@@ -297,4 +295,4 @@ def test_what_means_nothing_is_refused(settings, message):
 def test_a_dot_product_of_two_widths_is_refused():
   model = make(attention={"score": "dot"}, decoder_hidden=3)
   with pytest.raises(ValueError, match="one width, not 3 and 4"):
-    model.init(jax.random.key(0))
+    jax.eval_shape(model.init, jax.random.key(0))

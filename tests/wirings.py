@@ -72,11 +72,11 @@ def tokens(*shape, seed=1):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(model, params, source_BS, target_BU, *, mask_BU=None, **masks):
+def run(model, params, tokens_BS, tokens_BU, /, *, mask_BU=None, **masks):
   """Encodes and decodes: encoded, carry, logits_BUV, attended."""
-  encoded = model.encode(params, source_BS, **masks)
+  encoded = model.encode(params, tokens_BS, **masks)
   return encoded, *model.decode(
-    params, encoded, encoded.carry, target_BU, mask_BU=mask_BU
+    params, encoded, encoded.carry, tokens_BU, mask_BU=mask_BU
   )
 
 

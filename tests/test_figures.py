@@ -1,0 +1,214 @@
+"""Figures: files without a display, without leaks, or without matplotlib."""
+
+import gc
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rnnlab import figures
+
+NAN = float("nan")
+
+
+def sample(source="axdyaz", weights_US=None):
+  """An answer of `generate`, with attention."""
+  text = source[::2][::-1]
+  if weights_US is None:
+    rng = np.random.default_rng(0)
+    weights_US = rng.dirichlet(np.ones(len(source)), len(text) + 1)
+  return {
+    "source": source,
+    "text": text,
+    "end": "stop",
+    "attention_US": weights_US,
+  }
+
+
+def row(length, examples=3, exact=0.5):
+  return {
+    "source_length": length,
+    "examples": examples,
+    "exact_match": exact,
+  }
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """A list that gets every figure as it is saved."""
+  kept, save = [], figures._save
+
+  def keeping(figure, path):
+    kept.append(figure)
+    return save(figure, path)
+
+  monkeypatch.setattr(figures, "_save", keeping)
+  return kept
+
+
+def is_png(path):
+  return path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_attention_map_shows_all_letters_and_marks_the_noise(
+  drawn, tmp_path
+):
+  samples = [sample("axdyaz"), sample("bxoy"), sample("qe"), sample("ab")]
+  for noisy in (True, False):
+    path = figures.attention_maps(samples, tmp_path / "new" / "a.png", noisy)
+    assert is_png(path)
+    figure = drawn.pop()
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == 4
+    for axes, wanted in zip(maps, samples, strict=True):
+      x, y = (
+        [label.get_text() for label in labels]
+        for labels in (axes.get_xticklabels(), axes.get_yticklabels())
+      )
+      assert x == [*wanted["source"]] and y == [*wanted["text"], "[S]"]
+      (image,) = axes.images
+      np.testing.assert_array_equal(image.get_array(), wanted["attention_US"])
+      assert image.get_clim() == (0, 1)
+      colours = [label.get_color() for label in axes.get_xticklabels()]
+      if noisy:
+        assert len(set(colours[::2])) == len(set(colours[1::2])) == 1
+        assert colours[0] != colours[1] and "noise" in axes.get_xlabel()
+      else:
+        assert len(set(colours)) == 1 and axes.get_xlabel() == "source"
+      assert axes.get_ylabel() == "output"
+
+
+def test_exact_match_by_length_shows_the_numbers_of_examples(drawn, tmp_path):
+  # Lengths with a gap, and counts of four digits.
+  rows = [row(n * n, 200 * n, 1 - 1 / n) for n in range(1, 30)]
+  assert is_png(figures.by_length(rows, tmp_path / "b.png"))
+  (figure,) = drawn
+  (axes,) = figure.axes
+  labels = axes.get_xticklabels()
+  assert [label.get_text() for label in labels] == [
+    f"{n * n}\nn={200 * n}" for n in range(1, 30)
+  ]
+  boxes = [label.get_window_extent() for label in labels]
+  assert all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+  line, _, (bars,) = axes.containers[0]
+  np.testing.assert_allclose(
+    line.get_ydata(), [100 - 100 / n for n in range(1, 30)]
+  )
+  low, high = figures.wilson(
+    *np.array([[r["exact_match"], r["examples"]] for r in rows]).T
+  )
+  for segment, a, b in zip(bars.get_segments(), low, high, strict=True):
+    np.testing.assert_allclose(segment[:, 1], [100 * a, 100 * b], atol=1e-9)
+  assert axes.get_ylim()[0] <= 100 * low.min() < 100 < axes.get_ylim()[1]
+  assert "length" in axes.get_xlabel() and "95 %" in axes.get_ylabel()
+
+
+def test_wilsons_interval():
+  # (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), by hand.
+  low, high = figures.wilson(np.array([0.0, 0.5, 1.0]), np.array([10, 10, 10]))
+  np.testing.assert_allclose(low, [0, 0.236590, 0.722460], atol=1e-5)
+  np.testing.assert_allclose(high, [0.277540, 0.763410, 1], atol=1e-5)
+  low, high = figures.wilson(0.3, 4_000_000)
+  assert math.isclose(
+    high - low, 2 * 1.96 * math.sqrt(0.21 / 4e6), rel_tol=1e-3
+  )
+
+
+@pytest.mark.parametrize(
+  "rows",
+  [
+    [row(6)],
+    [row(6, 1, 1.0)],
+    [row(6, 1, 0.0)],
+    [row(6, exact=NAN)],
+    [row(n, exact=NAN) for n in (2, 4, 6)],
+    [row(2), row(4, exact=NAN), row(200)],
+  ],
+)
+def test_little_and_missing_data_give_a_figure(rows, drawn, tmp_path):
+  assert is_png(figures.by_length(rows, tmp_path / "b.png"))
+  (axes,) = drawn[0].axes
+  for share in (row["exact_match"] for row in rows):
+    assert not 100 * share < axes.get_ylim()[0]
+
+
+@pytest.mark.parametrize("source", ["ab", "$_^\\%#{}", "a$b$", "x " * 30])
+def test_any_source_gives_a_map(source, tmp_path):
+  nothing = np.full((len(source[::2]) + 1, len(source)), NAN)
+  for weights_US in (None, nothing, 0 * nothing):
+    samples = [sample(source, weights_US)]
+    assert is_png(figures.attention_maps(samples, tmp_path / "a.png", True))
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+  with pytest.raises(ValueError, match="at least one row, there are 0"):
+    figures.by_length([], tmp_path / "b.png")
+  with pytest.raises(ValueError, match="at least one sample, there are 0"):
+    figures.attention_maps([], tmp_path / "a.png", True)
+  assert not list(tmp_path.iterdir())
+
+
+# No display, no leak, no matplotlib
+
+WITHOUT_A_DISPLAY = """
+import sys
+import numpy as np
+from rnnlab import figures
+row = {"source_length": 6, "examples": 3, "exact_match": 0.5}
+figures.by_length([row], sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules
+assert "tkinter" not in sys.modules
+"""
+
+
+def test_no_display_is_asked_for(tmp_path):
+  env = {k: v for k, v in os.environ.items() if k != "DISPLAY"}
+  done = subprocess.run(
+    [
+      sys.executable,
+      "-W",
+      "error",
+      "-c",
+      WITHOUT_A_DISPLAY,
+      tmp_path / "b.png",
+    ],
+    env=env | {"MPLBACKEND": "TkAgg"},
+    capture_output=True,
+    timeout=100,
+  )
+  assert done.returncode == 0, done.stderr.decode()
+  assert is_png(tmp_path / "b.png")
+
+
+@pytest.mark.slow
+def test_a_hundred_figures_leave_nothing_behind(tmp_path):
+  from matplotlib.figure import Figure
+
+  def alive():
+    gc.collect()
+    return sum(isinstance(thing, Figure) for thing in gc.get_objects())
+
+  before = alive()
+  for _ in range(50):
+    figures.by_length([row(6)], tmp_path / "b.png")
+    figures.attention_maps([sample("ab")], tmp_path / "a.png", True)
+  assert alive() == before
+  pyplot = sys.modules.get("matplotlib.pyplot")
+  assert pyplot is None or not pyplot.get_fignums()
+
+
+def test_without_matplotlib_a_figure_says_what_to_install(
+  monkeypatch, tmp_path
+):
+  for name in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
+    monkeypatch.setitem(sys.modules, name, None)
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  words = r"needs matplotlib: pip install 'rnnlab\[plots\]'"
+  with pytest.raises(ValueError, match=words):
+    figures.by_length([row(6)], tmp_path / "b.png")
+  with pytest.raises(ValueError, match=words):
+    figures.attention_maps([sample()], tmp_path / "a.png", True)
+  assert not list(tmp_path.iterdir())
