@@ -1,4 +1,4 @@
-"""Generates texts from a run, and says which of them it may have copied.
+r"""Generates texts from a run, and says which of them it may have copied.
 
 Example:
   python scripts/sample.py --workdir=runs/names --n=20 --prefix=s \

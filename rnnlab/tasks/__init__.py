@@ -27,7 +27,7 @@ class Task(NamedTuple):
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
 
 
-def make(name, **settings) -> Task:
+def make(name=None, **settings) -> Task:
   """The task of the file `tasks/<name>.py`; a wrong setting raises by name."""
   try:
     module = importlib.import_module(f"rnnlab.tasks.{name}")
