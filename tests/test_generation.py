@@ -128,12 +128,13 @@ def counting(monkeypatch, values_V, w_V, b_V):
 
 def test_a_prompt_is_read_once_and_then_one_token_a_step(monkeypatch):
   ids_V = np.arange(V)
-  zeros_V, b_V = np.zeros(V), ids_V % 7  # the stop, 7, is among the least
-  model, params, calls = counting(monkeypatch, ids_V, zeros_V, b_V)
+  b_V = np.where(ids_V == STOP, -1e3, 0)
+  model, params, calls = counting(monkeypatch, ids_V, np.zeros(V), b_V)
   prompt = [STOP, 1, 2, 3, 3, 5]
-  _, texts = writer(model, limit=3, top_k=3)(params, np.array([prompt]))
+  _, texts = writer(model, limit=3)(params, np.array([prompt]), None, 9)
   jax.effects_barrier()
   new = texts.tokens_BU[0].tolist()
+  assert len({5, *new}) == 4  # so that none can pass for another
   ((_, seen_UB, n_B),) = texts.cursor.carry
   assert seen_UB[:, 0].tolist() == prompt + new[:2] + [-1] * 8
   assert n_B[0] == len(calls) == 8

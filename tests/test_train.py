@@ -95,11 +95,13 @@ def test_awkward_intervals(tmp_path, log, evaluate, save):
   assert saved >= (multiples[save] | {steps}) - {0}
   assert record["compilations"] == {"report": 1, "train_steps": 1}
   # Whatever is reported and saved when, what is learnt is the same.
-  changes = {"train.log_every": 1, "train.save_every": 99}
+  changes = {f"train.{n}_every": 99 for n in ("eval", "save")}
   settings = tiny.config(tmp_path, **changes)
   assert train(settings, tmp_path / "b")["fingerprint"] == record["fingerprint"]
   # A row tells of all updates since the one before, by tokens.
   each = {row["step"]: row for row in tiny.rows(tmp_path / "b")}
+  assert len(tiny.rows(tmp_path / "b")) == len(each) == 21
+  assert each[20].keys() > {"train/nll", "lr", "val/nll"}
   batches = tiny.task(settings).train_batches(0)
   tokens = [int(b["mask_BT"].sum()) for b in itertools.islice(batches, steps)]
   for before, row in itertools.pairwise(rows):
@@ -221,6 +223,8 @@ def test_a_budget_of_seconds(tmp_path, clock, slow, steps):
   assert clock.now <= end
   assert steps == 40 or clock.now > end - 12
   assert tiny.rows(tmp_path / "run")[-1]["val/nll"] == 1
+  told = [row["step"] for row in tiny.rows(tmp_path / "run")]
+  assert told == list(range(record["step"] + 1))
   # The rate follows what is ahead, the clock or the count.
   rates = tiny.rates(tmp_path / "run")
   for count, share in clock_at.items():

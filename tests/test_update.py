@@ -25,9 +25,9 @@ def toy():
   """(w - t)^2 a token; the carry counts the batches it has seen."""
 
   def loss(params, carry, batch, key):
-    del key
+    noise = Mean(jax.random.uniform(key), 1)
     mean = Mean.of((params["w"] - batch["t_BT"]) ** 2, batch["mask_BT"])
-    return mean, (carry + 1, {"nll": mean})
+    return mean, (carry + 1, {"nll": mean, "noise": noise})
 
   blank = Task(*[None] * len(Task._fields))
   return blank._replace(
@@ -145,6 +145,16 @@ def test_a_batch_with_nothing_supervised_moves_nothing(opt):
   assert (updates.metrics["nll"].total, updates.metrics["nll"].count) == (0, 0)
   assert updates.grad_norm_K == 0
   assert (new.step, new.skipped, new.streak) == (2, 1, 0)
+
+
+def test_every_update_of_every_seed_has_a_key_of_its_own():
+  draws = []
+  for seed in (0, 1):
+    train_steps, state, _ = start(toy(), seed)
+    batches = toy_batches(*[[1.0] * 4] * 3)
+    _, updates = train_steps(state, batches, STOP, CLOCK)
+    draws += updates.metrics["noise"].total.tolist()
+  assert len(set(draws)) == 6
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
