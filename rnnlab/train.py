@@ -160,6 +160,11 @@ class _Loop:
     self.step, self.history, self.pending = 0, History(), None
     self.earlier, self.call_seconds = 0.0, 0.0
     self.validates = bool(task.texts["validation"])
+    if plan.patience and not self.validates:
+      raise ValueError(
+        f"train.patience={plan.patience} waits for validation, but the "
+        "validation split is empty"
+      )
 
   def _init(self, key):
     return init_state(self.task, self.optimizer, key)
@@ -181,9 +186,9 @@ class _Loop:
       while not (why := self._why_end()):
         began, compiled = time.monotonic(), self.compilations.total()
         self._call()
-        self._report()
         if self.compilations.total() == compiled:  # or it foretells nothing
           self.call_seconds = time.monotonic() - began
+        self._report()
         if signalled:
           self._settle()
           self._save()
