@@ -63,7 +63,7 @@ def test_a_seed_out_of_range_is_refused(tmp_path, name, seed):
     ({"train.log_every": 0}, "train.log_every must be > 0"),
     ({"train.steps": 0}, "train.steps must be > 0"),
     ({"train.steps": None}, "train.steps, train.epochs or train.seconds"),
-    ({"train.steps": 4}, "opt.warmup must be less than the 4 updates of the run, got 4"),
+    ({"train.steps": 4}, "opt.warmup must be less than the 4 updates of"),
     ({"train.steps": 2.0}, "train.steps must be of type int"),
     ({"train.step": 9}, "train.step is no setting here"),
     ({"train.seconds": math.nan}, "train.seconds is nan"),
