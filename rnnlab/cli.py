@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -63,17 +64,22 @@ def table(rows) -> None:
 
 def _parse(argv):
   try:
-    return app.parse_flags_with_usage(argv)
+    return flags.FLAGS(argv)
   except (AttributeError, KeyError) as error:
-    # ml_collections names the field alone.
-    given = [arg for arg in argv if str(error).strip("\"'") in arg]
-    _fail(f"no such setting: {', '.join(given) or error}")
-  except (OSError, TypeError, ValueError) as error:
-    _fail(error)
+    # ml_collections names the field alone, and perhaps what was meant.
+    name = re.search(r"\w+|$", str(error)).group()
+    hint = re.search(r"Did you mean.*\?|$", str(error)).group()
+    given = [arg for arg in argv if name in arg] or [error]
+    _fail(f"no such setting: {', '.join(map(str, given))}. {hint}".rstrip())
+  except (flags.Error, OSError, TypeError, ValueError) as error:
+    if "--verbosity=1" in argv:
+      traceback.print_exc()
+    # An error inside a config file comes with a traceback; its end tells most.
+    _fail(str(error).strip().splitlines()[-1].strip())
 
 
 def _fail(error):
-  say(f"error: {error}")
+  say("error: " + " ".join(map(str.strip, str(error).splitlines())))
   sys.exit(1)
 
 

@@ -103,7 +103,8 @@ def _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end):
     fits = value is None or (_is_int(value) and value > 0)
     _require(fits, field, value, "an int > 0, or None")
   if steps is not None:
-    _require(warmup < steps, "warmup", warmup, f"< opt.steps={steps}")
+    wanted = f"less than the {steps} updates of the run"
+    _require(warmup < steps, "warmup", warmup, wanted)
   if unit == "epoch":
     fits = steps_per_epoch is not None
     _require(fits, "steps_per_epoch", None, "an int with opt.unit='epoch'")

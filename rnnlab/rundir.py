@@ -173,7 +173,7 @@ class MetricsLog:
     if dropped:
       notes.append(
         f"{self.path.name}: dropped {len(dropped)} rows, steps {dropped[0]} "
-        f"to {dropped[-1]}, which the run from step {step} writes again"
+        f"to {dropped[-1]}, to be written again"
       )
     kept = "".join(line + "\n" for row, line in rows if row["step"] <= step)
     write_whole(self.path, kept)

@@ -139,6 +139,10 @@ class _Loop:
       "budget": plan.seconds is not None,
     }
     given = settings.bind(optim.make, "opt", config["opt"])
+    for name in given.keys() & fixed.keys():
+      raise ValueError(
+        f"opt.{name} follows from train and cannot be set to {given[name]!r}"
+      )
     self.optimizer = optim.make(**given | fixed)
     self.key = jax.random.key(config["seed"])
     # By shapes alone: what the model refuses, it refuses here.
@@ -155,6 +159,11 @@ class _Loop:
     self.step, self.history, self.pending = 0, History(), None
     self.earlier, self.call_seconds = 0.0, 0.0
     self.validates = bool(task.texts["validation"])
+    if plan.patience and not self.validates:
+      raise ValueError(
+        f"train.patience={plan.patience} waits for validation, but the "
+        "validation split is empty"
+      )
 
   def _init(self, key):
     return init_state(self.task, self.optimizer, key)
@@ -174,10 +183,11 @@ class _Loop:
       if self.validates and self.step == 0:
         self._evaluate()
       while not (why := self._why_end()):
-        began = time.monotonic()
+        began, compiled = time.monotonic(), self.compilations.total()
         self._call()
+        if self.compilations.total() == compiled:  # or it foretells nothing
+          self.call_seconds = time.monotonic() - began
         self._report()
-        self.call_seconds = time.monotonic() - began
         if signalled:
           self._settle()
           self._save()
@@ -275,7 +285,8 @@ class _Loop:
       self._evaluate()
     elif saves or self.step % plan.log_every == 0:
       self._settle()
-      if self.step % plan.log_every == 0:
+      # The last row of a run waits for its evaluation: a step, a row.
+      if self.step % plan.log_every == 0 and not self._why_end():
         self._row({})
     if saves or self.history.best_step != best:
       self._save()
@@ -300,8 +311,10 @@ class _Loop:
       window[name] = (total + mean.total, count + mean.count)
     window["lr"] = float(updates.rate_K[done][-1])
     window["skipped"] = int(updates.skipped_K[done][-1])
-    streak = int(updates.streak_K[done][-1])
+    streak = int(updates.streak_K[done].max())
     if streak >= self.plan.max_skips:
+      self._settle()  # of the call under way too, or its figures were lost
+      self._row({})
       self._save()
       raise ValueError(
         f"{streak} updates in a row were not finite and were refused "
@@ -346,7 +359,8 @@ class _Loop:
     history, nll = self.history, sums["nll"].value("val/nll")
     values = {f"val/{name}": mean.value(name) for name, mean in sums.items()}
     history.validation = {"step": self.step} | values
-    if self.step and (history.best is None or nll < history.best):
+    best = math.inf if history.best is None else history.best
+    if self.step and nll < best:  # which no NaN is
       history.best, history.best_step, history.worse = nll, self.step, 0
     elif self.step:
       history.worse += 1

@@ -44,15 +44,16 @@ def init_state(task, optimizer, key) -> TrainState:
   """The state before the first update."""
   key_init, key = jax.random.split(key)
   params = task.init(key_init)
-  zero = jnp.zeros((), jnp.int32)
+  # Three buffers, since none may be donated twice.
+  step, skipped, streak = (jnp.zeros((), jnp.int32) for _ in range(3))
   return TrainState(
-    step=zero,
+    step=step,
     params=params,
     opt_state=optimizer.tx.init(params),
     carry=task.carry(params),
     key=key,
-    skipped=zero,
-    streak=zero,
+    skipped=skipped,
+    streak=streak,
   )
 
 

@@ -1,4 +1,4 @@
-"""Trains what a config file says, in a run directory; the same command again
+r"""Trains what a config file says, in a run directory; the same command again
 goes on where it stopped.
 
 Example:

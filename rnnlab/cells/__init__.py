@@ -31,7 +31,7 @@ class Cell(NamedTuple):
   update: Any  # (carry, a, memory) -> carry, out: gates and blend
 
 
-def make(name, **hparams) -> Cell:
+def make(name=None, **hparams) -> Cell:
   """The cell of the file `cells/<name>.py`; a wrong setting raises by name."""
   try:
     module = importlib.import_module(f"rnnlab.cells.{name}")

@@ -30,7 +30,7 @@ class Task(NamedTuple):
   details: Any = None  # (params, split, size, extra) -> tables for a report
 
 
-def make(name, **settings) -> Task:
+def make(name=None, **settings) -> Task:
   """The task of the file `tasks/<name>.py`; a wrong setting raises by name."""
   try:
     module = importlib.import_module(f"rnnlab.tasks.{name}")
