@@ -102,12 +102,12 @@ def get_config(arg=None):
     "masks": _notebook,
     "context": _fixed,
   }
-  if arg not in variants:
+  if (arg or None) not in variants:
     raise ValueError(
       f"configs/name_reversal.py has no variant {arg!r}, only "
       f"{', '.join(filter(None, variants))}"
     )
-  variants[arg](config)
+  variants[arg or None](config)
   return config
 
 
