@@ -1,11 +1,19 @@
 """What the tests share: the CPU, strict ranks, float64, and all cells."""
 
+import atexit
 import importlib
 import inspect
 import os
 import pathlib
+import shutil
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Many tests run the same programs, and the commands that tests start run them
+# again: each is compiled once.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +22,9 @@ import pytest
 
 from rnnlab import cells, scan
 
+atexit.register(
+  shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
+)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Settings under which one file is several recurrences.

@@ -9,9 +9,7 @@ import pathlib
 import runpy
 import subprocess
 import sys
-import tempfile
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,11 +17,6 @@ from rnnlab import rundir, sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
 REVERSAL = ROOT / "configs" / "name_reversal.py"
-
-# Most runs here are the same programs: each is compiled once.
-jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp("-compiled"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def small(config, path):

@@ -1,24 +1,13 @@
 """Runs small enough to be trained inside a test."""
 
-import atexit
 import hashlib
 import pathlib
-import shutil
-import tempfile
 
-import jax
 import numpy as np
 import pytest
 
 from rnnlab import rundir, tasks
 from rnnlab import train as trainer
-
-# Most runs of these tests are the same programs: each is compiled once.
-COMPILED = tempfile.mkdtemp("-compiled")
-atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", COMPILED)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 # What a row tells of the machine instead of the run.
 CLOCKS = ("tokens/s", "seconds")
