@@ -70,7 +70,9 @@ class Batcher:
   [S] y_1 .. y_n, targets y_1 .. y_n [S].
   """
 
-  def __init__(self, pairs: Pairs, vocab: Vocabulary, where, seed, buckets):
+  def __init__(
+    self, pairs: Pairs, vocab: Vocabulary, where, seed, buckets, batch_size=1
+  ):
     self.pad, stop = vocab.id(PAD), vocab.id(START_STOP)
     self.seed, self.noisy = seed, pairs.noisy
     self.letters = vocab.size - 2
@@ -83,7 +85,7 @@ class Batcher:
     self.target = self._table(targets, vocab.size)
     self.source_width = self.source[0].shape[1] * (1 + self.noisy)
     self.target_width = self.target[0].shape[1] - 1
-    self.shapes = self._shapes(buckets)
+    self.shapes = self._shapes(buckets, batch_size)
 
   def _table(self, sequences, vocab_size):
     longest = max(map(len, sequences))
@@ -91,13 +93,18 @@ class Batcher:
       sequences, longest, self.pad, len(sequences), vocab_size
     )
 
-  def _shapes(self, buckets):
-    """(S, U) of every bucket: the sorted lengths, cut into equal parts."""
+  def _shapes(self, buckets, batch_size):
+    """(S, U) of every bucket, so that each fits about as many batches.
+
+    A batch is as wide as its longest row: cut at a quantile q of the lengths,
+    q^batch_size of the batches fit.
+    """
     if buckets < 1:
       raise ValueError(f"task.buckets must be at least 1, not {buckets}")
     sources = np.sort(self.source[1].sum(1)) * (1 + self.noisy)
     targets = np.sort(self.target[1].sum(1)) - 1
-    ends = [len(sources) * (k + 1) // buckets - 1 for k in range(buckets)]
+    shares = ((k / buckets) ** (1 / batch_size) for k in range(1, buckets + 1))
+    ends = [int(len(sources) * share) - 1 for share in shares]
     return [(int(sources[e]), int(targets[e])) for e in ends if e >= 0]
 
   def batch(self, indices, size, epoch, extra=0):

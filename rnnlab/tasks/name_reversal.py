@@ -71,7 +71,9 @@ def make(
   vocab = Vocabulary(tuple(symbols))
   noisy = data and made.noisy
   if data:
-    batcher = pairs.Batcher(made, vocab, listed.where, seed, buckets)
+    batcher = pairs.Batcher(
+      made, vocab, listed.where, seed, buckets, batch_size
+    )
   model = seq2seq.make(
     **settings.bind(seq2seq.make, "model", model | {"vocab_size": vocab.size})
   )
