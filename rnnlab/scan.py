@@ -131,6 +131,10 @@ def _steps(cell, params, x, mask_BT, reset_BT):
   table_VG = None
   if table_VD is not None:
     if sizes["V"] <= sizes["B"] * sizes["T"]:
+      if mask_BT is not None:
+        # Rows that only padding names are projected too: clean them as well.
+        used_V = jnp.zeros(sizes["V"], bool).at[x].max(mask_BT)
+        table_VD = jnp.where(used_V[:, None], table_VD, 0)
       table_VG = cell.project(params, table_VD.T).T
     else:
       x = table_VD[x]

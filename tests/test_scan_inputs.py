@@ -134,3 +134,27 @@ def test_refused_by_name(options, words):
   params = cell.init(jax.random.key(0), D)
   with pytest.raises(ValueError, match=words):
     scan.unroll(cell, params, X_BTD, **options)
+
+
+@pytest.mark.parametrize("V", [5, 200])  # projected once, and looked up
+def test_nothing_comes_of_a_table_row_that_only_padding_names(V):
+  pad = V - 1
+  cell = cells.make("gru", hidden=H)
+  params = draw(cell, D)
+  table_VD = np.random.default_rng(1).normal(size=(V, D)).astype(np.float32)
+  tokens_BT = np.random.default_rng(2).integers(0, pad, (B, T))
+  mask_BT = np.arange(T)[None] < np.array([[T], [3], [0]])
+  tokens_BT = np.where(mask_BT, tokens_BT, pad)
+
+  def loss(params, table_VD):
+    x = scan.Lookup(table_VD, tokens_BT)
+    return jnp.sum(scan.unroll(cell, params, x, mask_BT=mask_BT)[1])
+
+  def results(row):
+    table = table_VD.copy()
+    table[pad] = row
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, table)
+
+  expected = results(0.0)
+  assert_close(results(np.nan), expected, 0)
+  assert_close(results(1e6), expected, 0)
