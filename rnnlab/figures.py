@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 
 
-def _figure(columns, rows, size):
+def require():
+  """Raises ValueError that says what to install where matplotlib is missing."""
   try:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    import matplotlib.figure  # noqa: F401
   except ModuleNotFoundError:
     raise ValueError(
       "a figure needs matplotlib: pip install 'rnnlab[plots]'"
     ) from None
+
+
+def _figure(columns, rows, size):
+  require()
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
   # Without pyplot there is no display to ask for and nothing to leak.
   figure = Figure(figsize=size, layout="constrained", dpi=150)
   FigureCanvasAgg(figure)

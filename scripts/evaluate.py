@@ -36,6 +36,9 @@ NOTEBOOK_AVERAGE = flags.DEFINE_integer(
 EXTRA_PADDING = flags.DEFINE_integer(
   "extra_padding", 0, "Columns of padding that no row needs.", lower_bound=0
 )
+FIRST = flags.DEFINE_integer(
+  "first", None, "Only so many examples, from the split's start.", lower_bound=1
+)
 FIGURE = flags.DEFINE_string(
   "figure", None, "A file for exact match by source length."
 )
@@ -48,9 +51,11 @@ def main():
   task, split, params = run.task, SPLIT.value, run.params
   if not task.texts[split]:
     raise ValueError(f"the {split} split is empty: nothing to evaluate")
-  if FIGURE.value and not task.details:
-    raise ValueError("--figure: this task has no tables by length")
-  how = split, BATCH_SIZE.value, EXTRA_PADDING.value
+  if FIGURE.value:
+    figures.require()
+    if not task.details:
+      raise ValueError("--figure: this task has no tables by length")
+  how = split, BATCH_SIZE.value, EXTRA_PADDING.value, FIRST.value
   report, carry = jax.jit(task.report), task.carry(params)
 
   def sums():
@@ -67,7 +72,7 @@ def main():
     "ppl": metrics.perplexity(nll.value()),
     "bits": metrics.bits(nll.value()),
     "tokens": nll.count,
-    "examples": len(task.texts[split]),
+    "examples": len(task.texts[split][: FIRST.value]),
   }
   record |= {name: mean.value(name) for name, mean in found.items()}
   if split != "train":
@@ -75,7 +80,7 @@ def main():
   if size := NOTEBOOK_AVERAGE.value:
     means = [
       metrics.to_host(report(params, carry, batch)[1])["nll"].value()
-      for batch in task.eval_batches(split, size)
+      for batch in task.eval_batches(split, size, 0, FIRST.value)
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)
     record["notebook_average"] = claimed

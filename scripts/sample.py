@@ -58,6 +58,8 @@ def main():
   )
   cli.say(*run.notes)
   task = run.task
+  if FIGURE.value:
+    figures.require()
   if (task.reads == "source") != (SOURCES.value is not None):
     raise ValueError(
       f"{WORKDIR.value} holds a task that needs --{task.reads}"

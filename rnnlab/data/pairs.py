@@ -158,10 +158,10 @@ class Batcher:
     return batches
 
   def once(self, parts, batch_size):
-    """(split, size, extra) -> the split once, in its order."""
+    """(split, size, extra, first) -> the split once, in its order."""
 
-    def batches(split, size=None, extra=0):
-      part, size = np.asarray(parts[split], np.int64), size or batch_size
+    def batches(split, size=None, extra=0, first=None):
+      part, size = np.asarray(parts[split][:first]), size or batch_size
       for i in range(0, len(part), size):
         yield self.batch(part[i : i + size], size, 0, extra)
 

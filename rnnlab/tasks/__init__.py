@@ -23,11 +23,11 @@ class Task(NamedTuple):
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
   report: Any  # (params, carry, batch) -> carry, {name: Mean}
   train_batches: Any  # (start) -> batches from number start on, without end
-  eval_batches: Any  # (split, size=None, extra=0) -> the split once, in order
+  eval_batches: Any  # (split, size, extra, first) -> the split once, in order
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
   reads: Any = "prefix"  # what a prompt is: a "prefix" to go on, or a "source"
   noisy: Any = False  # whether every second source symbol is noise
-  details: Any = None  # (params, split, size, extra) -> tables for a report
+  details: Any = None  # (params, split, size, extra, first) -> tables
 
 
 def make(name=None, **settings) -> Task:

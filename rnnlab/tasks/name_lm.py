@@ -112,9 +112,9 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
       rows = batching.batch_indices(len(part), batch_size, seed, i)
       yield batch(part[rows], batch_size)
 
-  def eval_batches(split, size=None, extra=0):
-    """extra: columns of padding beyond the longest name."""
-    part, size = parts[split], size or eval_batch_size
+  def eval_batches(split, size=None, extra=0, first=None):
+    """extra: columns of padding beyond the longest name. first: so many."""
+    part, size = parts[split][:first], size or eval_batch_size
     for i in range(0, len(part), size):
       yield batch(part[i : i + size], size, extra)
 

@@ -244,13 +244,13 @@ def _sums(out, noisy):
 def _details(outcomes, eval_batches):
   outcomes = jax.jit(outcomes)
 
-  def details(params, split, size=None, extra=0):
+  def details(params, split, size=None, extra=0, first=None):
     """Tables for a report: {"by_length": rows, "by_position": rows}.
 
     by_length: by source length; by_position: nll at every target position,
     teacher-forced and free-running.
     """
-    batches = eval_batches(split, size, extra)
+    batches = eval_batches(split, size, extra, first)
     outs = [jax.device_get(outcomes(params, batch)) for batch in batches]
     out = {name: np.concatenate([o[name] for o in outs]) for name in outs[0]}
     out = {name: rows[out["example_B"]] for name, rows in out.items()}
