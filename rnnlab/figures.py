@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rnnlab import metrics
+
 
 def require():
   """Raises ValueError that says what to install where matplotlib is missing."""
@@ -79,7 +81,7 @@ def by_length(rows, path):
     raise ValueError("a figure by length needs at least one row, there are 0")
   share = np.array([row["exact_match"] for row in rows])
   n = np.array([row["examples"] for row in rows])
-  low, high = wilson(share, n)
+  low, high = metrics.wilson(share, n)
   figure, grid = _figure(1, 1, (max(6, 0.6 * len(rows) + 1), 3.8))
   axes = grid[0, 0]
   # One place a length, however far they lie apart: every label can be read.
@@ -99,12 +101,3 @@ def by_length(rows, path):
   axes.set_ylim(np.nanmin([95, *(100 * low - 2)]), 100.5)
   axes.grid(alpha=0.3)
   return _save(figure, path)
-
-
-def wilson(share, n, z=1.96):
-  """The 95 % interval of a share of n, by Wilson's score: (low, high)."""
-  centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-  half = (
-    z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-  )
-  return np.maximum(centre - half, 0), np.minimum(centre + half, 1)

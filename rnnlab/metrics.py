@@ -129,6 +129,15 @@ def bits(nll):
   return nll / math.log(2)
 
 
+def wilson(share, n, z=1.96):
+  """The 95 % interval of a share of n, by Wilson's score: (low, high)."""
+  centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+  half = (
+    z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+  )
+  return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
+
+
 def notebook_average(means, n_examples, batch_size):
   """The batch means, added and divided by n_examples // batch_size.
 

@@ -26,6 +26,7 @@ MAY_CHANGE = (
   "train.*",
   "task.path",
   "task.eval_batch_size",
+  "task.buckets",
   "versions.*",
 )
 

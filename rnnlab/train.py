@@ -29,6 +29,7 @@ from rnnlab import (
   tasks,
 )
 from rnnlab.data import batching
+from rnnlab.plan import History, Plan
 from rnnlab.progress import Progress
 from rnnlab.update import counted, evaluate, init_state, make_train_steps
 
@@ -66,65 +67,6 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
   }
   with rundir.claim(workdir, config, facts) as directory:
     return loop.run(directory)
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """`config.train`: how long a run is and when it reports, evaluates, saves.
-
-  steps, epochs, seconds: what is set and ends first ends the run; seconds of
-  wall clock, the final evaluation included. *_every: in steps. steps_per_call:
-  at most so many updates in one compiled call. keep: so many latest
-  checkpoints, besides the best. patience: end after so many evaluations in a
-  row without a new best. max_skips: end with an error after so many updates in
-  a row that were not finite.
-  """
-
-  steps: int | None = None
-  epochs: int | None = None
-  seconds: float | None = None
-  steps_per_call: int = 16
-  log_every: int = 100
-  eval_every: int = 500
-  save_every: int = 500
-  keep: int = 1
-  patience: int | None = None
-  max_skips: int = 10
-
-  def __post_init__(self):
-    for name, value in dataclasses.asdict(self).items():
-      if value is not None and not value > 0:
-        raise ValueError(f"train.{name} must be > 0, not {value}")
-    if self.steps is self.epochs is self.seconds is None:
-      raise ValueError(
-        "train.steps, train.epochs or train.seconds has to be set"
-      )
-
-  @property
-  def updates_per_call(self) -> int:
-    """K: the largest common divisor of the intervals up to steps_per_call."""
-    common = math.gcd(self.log_every, self.eval_every, self.save_every)
-    limit = min(self.steps_per_call, common)
-    return max(k for k in range(1, limit + 1) if common % k == 0)
-
-  def end(self, per_epoch: int) -> int | None:
-    """The number of updates that ends the run; None: only the clock does."""
-    ends = [self.steps, self.epochs and self.epochs * per_epoch]
-    return min((end for end in ends if end), default=None)
-
-
-@dataclasses.dataclass
-class History:
-  """What the loop remembers between steps; saved with every checkpoint."""
-
-  elapsed: float = 0.0  # seconds, over all processes of the run
-  best: float | None = None  # the lowest val/nll, and its step
-  best_step: int | None = None
-  worse: int = 0  # evaluations in a row since
-  validation: dict | None = None  # the last one: {"step", "val/..."}
-  slowest: float = 0.0  # evaluation, in seconds
-  window: dict = dataclasses.field(default_factory=dict)  # sums to be logged
-  ended: dict | None = None  # the plan under which the run ended, and why
 
 
 class _Loop:

@@ -75,6 +75,9 @@ def main():
     "examples": len(task.texts[split][: FIRST.value]),
   }
   record |= {name: mean.value(name) for name, mean in found.items()}
+  if match := found.get("exact_match"):
+    interval = metrics.wilson(match.value(), match.count)
+    record["exact_match/interval"] = [float(end) for end in interval]
   if split != "train":
     record["in_train"] = task.facts[f"{split}_in_train"]
   if size := NOTEBOOK_AVERAGE.value:

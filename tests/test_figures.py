@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from rnnlab import figures
+from rnnlab import figures, metrics
 
 NAN = float("nan")
 
@@ -97,7 +97,7 @@ def test_exact_match_by_length_shows_the_numbers_of_examples(drawn, tmp_path):
   np.testing.assert_allclose(
     line.get_ydata(), [100 - 100 / n for n in range(1, 30)]
   )
-  low, high = figures.wilson(
+  low, high = metrics.wilson(
     *np.array([[r["exact_match"], r["examples"]] for r in rows]).T
   )
   for segment, a, b in zip(bars.get_segments(), low, high, strict=True):
@@ -108,10 +108,10 @@ def test_exact_match_by_length_shows_the_numbers_of_examples(drawn, tmp_path):
 
 def test_wilsons_interval():
   # (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), by hand.
-  low, high = figures.wilson(np.array([0.0, 0.5, 1.0]), np.array([10, 10, 10]))
+  low, high = metrics.wilson(np.array([0.0, 0.5, 1.0]), np.array([10, 10, 10]))
   np.testing.assert_allclose(low, [0, 0.236590, 0.722460], atol=1e-5)
   np.testing.assert_allclose(high, [0.277540, 0.763410, 1], atol=1e-5)
-  low, high = figures.wilson(0.3, 4_000_000)
+  low, high = metrics.wilson(0.3, 4_000_000)
   assert math.isclose(
     high - low, 2 * 1.96 * math.sqrt(0.21 / 4e6), rel_tol=1e-3
   )
@@ -156,7 +156,7 @@ def test_nothing_to_draw_is_said(tmp_path):
 WITHOUT_A_DISPLAY = """
 import sys
 import numpy as np
-from rnnlab import figures
+from rnnlab import figures, metrics
 row = {"source_length": 6, "examples": 3, "exact_match": 0.5}
 figures.by_length([row], sys.argv[1])
 assert "matplotlib.pyplot" not in sys.modules

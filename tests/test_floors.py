@@ -13,7 +13,7 @@ FLOORS = {
   **dict.fromkeys("scan layers attention sampling".split(), 0),
   **dict.fromkeys("models analysis flax_modules".split(), 1),
   **dict.fromkeys("tasks data optim".split(), 2),
-  **dict.fromkeys("update train trained sweep checkpoint".split(), 3),
+  **dict.fromkeys("plan update train trained sweep checkpoint".split(), 3),
   **dict.fromkeys("rundir strict_json progress cli figures".split(), 3),
   "interchange": 3,
   "scripts": 4,
