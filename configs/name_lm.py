@@ -18,6 +18,7 @@ def get_config(arg=None):
       split="hash",  # or "shuffle", by split_seed
       split_seed=123,
       unique=False,  # True drops repeated names before the split
+      max_length=unset(int),  # drops longer ones, and counts them
       batch_size=64,
       eval_batch_size=256,
       seed=0,  # the order of the batches

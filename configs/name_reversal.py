@@ -26,6 +26,7 @@ def get_config(arg=None):
       split="hash",  # or "shuffle", by split_seed
       split_seed=123,
       unique=False,  # True drops repeated lines before the split
+      max_length=unset(int),  # drops longer texts, and counts them
       noise="fresh",  # new noise letters each epoch, or "fixed"
       batch_size=32,
       eval_batch_size=256,

@@ -59,5 +59,6 @@ class History:
   worse: int = 0  # evaluations in a row since
   validation: dict | None = None  # the last one: {"step", "val/..."}
   slowest: float = 0.0  # evaluation, in seconds
+  logged: int = -1  # the step of the last row written
   window: dict = dataclasses.field(default_factory=dict)  # sums to be logged
   ended: dict | None = None  # the plan under which the run ended, and why

@@ -161,7 +161,8 @@ class _Loop:
       self.earlier = self.history.elapsed
       checkpoint.set_aside(self.directory.checkpoints, found.step)
       notes += [f"passed over checkpoint {note}" for note in found.skipped]
-      notes += self.log.rewind(self.step)
+      # Not the step: its row may have been written after the checkpoint.
+      notes += self.log.rewind(self.history.logged)
       notes += [f"going on from step {self.step}"]
     for note in notes:
       self.progress.say(note)
@@ -279,6 +280,7 @@ class _Loop:
     self.mark = time.monotonic()
     row |= {"tokens/s": round(speed), "seconds": round(self._elapsed(), 3)}
     self.log.append(row)
+    self.history.logged = self.step
     figures = [f"step {self.step}" + (f"/{self.end}" if self.end else "")]
     for name, label in (("train/nll", "nll"), ("val/nll", "val nll")):
       figures += [f"{label} {row[name]:.4f}"] if name in row else []

@@ -249,3 +249,30 @@ def test_contamination_counts_repeats():
 def test_an_unknown_split_rule_is_refused():
   with pytest.raises(ValueError, match="'random' is not one of hash, shuffle"):
     names.split(["ada"], "random", 0)
+
+
+def test_lines_too_long_are_dropped_whole_and_counted(tmp_path):
+  path = tmp_path / "pairs.txt"
+  lines = ["abc\tx", "abcdef\ty", "ab\txyzxyzxyz", "a\tb", "abcdefghi\tz"]
+  path.write_text("\n".join(lines * 8), encoding="utf-8")
+  columns = str.split
+  whole = names.load(str(path), "shuffle", 3, columns=columns)
+  assert not any("too_long" in fact for fact in whole.facts)
+  made = names.load(
+    str(path), "shuffle", 3, max_length=6, columns=lambda t: t.split("\t")
+  )
+  assert sum(made.facts[f"{side}_too_long"] for side in made.indices) == 16
+  for side, part in made.indices.items():
+    kept = [made.listed.texts[i] for i in part]
+    # Who is on which side is what it was; the long ones are gone.
+    before = [whole.listed.texts[i] for i in whole.indices[side]]
+    assert kept == [t for t in before if max(map(len, t.split("\t"))) <= 6]
+    assert made.facts[f"{side}_too_long"] == len(before) - len(kept)
+    assert made.facts[side] == len(kept)
+    assert [made.listed.where(i) for i in part] == [
+      f"{path}, line {number}"
+      for number in (whole.listed.lines[i] for i in whole.indices[side])
+      if max(map(len, (lines * 8)[number - 1].split("\t"))) <= 6
+    ]
+  with pytest.raises(ValueError, match="max_length must be at least 1, not 0"):
+    names.load(str(path), "hash", 3, max_length=0)

@@ -296,3 +296,18 @@ def test_an_epoch_shows_every_example_once_in_the_order_of_its_seed(batcher):
     targets = [t[:-3][::-1] for *_, t in examples(feed)]
     order = batching.epoch_order(5, 4, epoch)
     assert targets == [WORDS[part[i]] for i in order]
+
+
+def test_padding_is_counted_as_batches_of_their_longest_hold_it(batcher):
+  made = batcher("a", "abc", "ab", "abcd", "a")
+  part = np.array([0, 1, 2, 3])
+  told = made.padding(part, 2)
+  rows = steps = real = 0
+  for _, batch in zip(range(2), made.train(part, 2, False)(0), strict=False):
+    there, letters = batch["source_there_BS"], batch["source_real_BS"]
+    rows += int((there.sum(1) > letters.sum(1)).sum())
+    steps, real = steps + int(there.sum()), real + int(letters.sum())
+  assert told == {
+    "padded_source_rows": rows / 4,
+    "padded_source_steps": round(1 - real / steps, 4),
+  }

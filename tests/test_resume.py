@@ -55,6 +55,25 @@ def test_killed_and_started_again(tmp_path, straight, changes, at):
   assert record["compilations"] == {"train_steps": 1, "report": 1}
 
 
+def test_killed_between_the_last_row_and_the_last_save(tmp_path, straight):
+  # The last step is saved, then evaluated and logged, and saved once more.
+  changes = {"train.eval_every": 8}
+  settings, run = tiny.config(tmp_path, **changes), tmp_path / "run"
+  save = checkpoint.save
+
+  def killed_at_the_end(directory, step, state, facts, **how):
+    if facts["ended"]:
+      raise tiny.Killed
+    save(directory, step, state, facts, **how)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(checkpoint, "save", killed_at_the_end)
+    with pytest.raises(tiny.Killed):
+      train(settings, run)
+  assert tiny.rows(run) == straight(**changes)[1]
+  same(tmp_path, settings, run, straight(**changes))
+
+
 def test_the_log_after_a_kill(tmp_path, straight, capsys):
   settings, run = tiny.config(tmp_path), tmp_path / "run"
   tiny.kill(settings, run, 8)

@@ -141,33 +141,67 @@ class Splits:
   facts: dict
 
 
-def load(path: str, rule: str, seed: int, unique: bool, key=str) -> Splits:
+def load(
+  path: str,
+  rule: str,
+  seed: int,
+  unique: bool = False,
+  max_length: int | None = None,
+  columns=lambda line: (line,),
+) -> Splits:
   """Reads a list and splits it; repeats are dropped first where `unique`.
 
-  key(text): what a line is split and counted by. ValueError as in `read` and
-  `split`, and where nothing is left to train on.
+  columns(line): its texts; by the first a line is split and looked up in
+  training. max_length: lines with a longer text are dropped, whole, from every
+  split, and counted; nothing is cut. ValueError as in `read` and `split`, and
+  where nothing is left to train on.
   """
+  if max_length is not None and max_length < 1:
+    raise ValueError(f"task.max_length must be at least 1, not {max_length}")
   listed = read(path)
   if unique:
     listed = drop_repeats(listed)
-  keys = [key(text) for text in listed.texts]
-  indices = split(keys, rule, seed)
-  if not indices["train"]:
-    raise ValueError(
-      f"{listed.source}: of {len(keys)} lines task.split={rule} leaves 0 to "
-      "train on, at least 1 is needed"
-    )
-  texts = {s: [keys[i] for i in part] for s, part in indices.items()}
+  keys = [columns(line)[0] for line in listed.texts]
   facts = {
     "sha256": listed.sha256,
     "names": len(keys),
     "blank_lines": listed.blank,
     "repeats": listed.repeats,
-    **{s: len(part) for s, part in indices.items()},
-    "validation_in_train": seen_in(texts["train"], texts["validation"]),
-    "test_in_train": seen_in(texts["train"], texts["test"]),
   }
-  return Splits(listed, indices, texts, facts)
+  parts = split(keys, rule, seed)
+  if max_length is not None:
+    long = {
+      i
+      for i, line in enumerate(listed.texts)
+      if max(map(len, columns(line))) > max_length
+    }
+    for side, part in parts.items():
+      facts[f"{side}_too_long"] = sum(i in long for i in part)
+    kept = [i for i in range(len(keys)) if i not in long]
+    listed, parts, keys = _keep(listed, parts, keys, kept)
+  if not parts["train"]:
+    raise ValueError(
+      f"{listed.source}: of {facts['names']} lines task.split={rule}"
+      + ("" if max_length is None else f" with task.max_length={max_length}")
+      + " leaves 0 to train on, at least 1 is needed"
+    )
+  texts = {side: [keys[i] for i in part] for side, part in parts.items()}
+  facts |= {side: len(part) for side, part in parts.items()}
+  for side in ("validation", "test"):
+    facts[f"{side}_in_train"] = seen_in(texts["train"], texts[side])
+  return Splits(listed, parts, texts, facts)
+
+
+def _keep(listed, parts, keys, kept):
+  """The list of the lines `kept` alone, and the splits in its own numbers."""
+  place = {old: new for new, old in enumerate(kept)}
+  parts = {
+    s: [place[i] for i in part if i in place] for s, part in parts.items()
+  }
+  texts = [listed.texts[i] for i in kept]
+  lines = [listed.lines[i] for i in kept]
+  listed = dataclasses.replace(listed, texts=texts, lines=lines)
+  return listed, parts, [keys[i] for i in kept]
 
 
 def seen_in(train_texts: list[str], texts: list[str]) -> int:

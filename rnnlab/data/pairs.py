@@ -157,6 +157,26 @@ class Batcher:
 
     return batches
 
+  def padding(self, part, batch_size):
+    """What padding an epoch holds, in batches as wide as their longest source.
+
+    The shares of source rows that have any, and of encoder steps that are it.
+    """
+    lengths = self.source[1].sum(1)[part]
+    rows = missing = steps = 0
+    for i in range(batching.steps_per_epoch(len(part), batch_size)):
+      lengths_B = lengths[
+        batching.batch_indices(len(part), batch_size, self.seed, i)
+      ]
+      longest = lengths_B.max()
+      rows += int((lengths_B < longest).sum())
+      missing += int((longest - lengths_B).sum())
+      steps += int(longest) * len(lengths_B)
+    return {
+      "padded_source_rows": round(rows / len(part), 4),
+      "padded_source_steps": round(missing / steps, 4),
+    }
+
   def once(self, parts, batch_size):
     """(split, size, extra, first) -> the split once, in its order."""
 

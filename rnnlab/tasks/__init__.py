@@ -15,18 +15,19 @@ class Task(NamedTuple):
   """
 
   vocab: Any  # data.vocabulary.Vocabulary, stored with the run
-  facts: Any  # dict: what the data is (digest, sizes, repeats), for the record
-  texts: Any  # dict: split -> its examples, as a person reads them
-  per_epoch: Any  # how many training batches are an epoch
   init: Any  # (key) -> params
   carry: Any  # (params) -> carry over batches; () where they are independent
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
   report: Any  # (params, carry, batch) -> carry, {name: Mean}
-  train_batches: Any  # (start) -> batches from number start on, without end
-  eval_batches: Any  # (split, size, extra, first) -> the split once, in order
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
   reads: Any = "prefix"  # what a prompt is: a "prefix" to go on, or a "source"
   noisy: Any = False  # whether every second source symbol is noise
+  # Of the data; a task made without data, which can generate, has none.
+  facts: Any = None  # dict: digest, sizes, repeats, for the record
+  texts: Any = None  # dict: split -> its examples, as a person reads them
+  per_epoch: Any = None  # how many training batches are an epoch
+  train_batches: Any = None  # (start) -> batches from number start on, no end
+  eval_batches: Any = None  # (split, size, extra, first) -> the split, in order
   details: Any = None  # (params, split, size, extra, first) -> tables
 
 

@@ -29,6 +29,7 @@ def make(
   split: str = "hash",
   split_seed: int = 123,
   unique: bool = False,
+  max_length: int | None = None,
   batch_size: int = 64,
   eval_batch_size: int = 256,
   seed: int = 0,
@@ -38,45 +39,49 @@ def make(
   """Builds the task from a list of names (a file, or "" for the embedded one).
 
   split, split_seed: the rule of `names.split`. unique: drop repeated names
-  before the split. seed: the order of training batches, 0 <= seed < 2**32.
-  model: settings of `lm.make`. symbols: a run's stored vocabulary, in which the
-  names must be written; None takes the characters of the whole list. data:
-  False reads none, which leaves `generate` (and needs symbols). Raises
-  ValueError naming the setting, or the file, line and character.
+  before the split. max_length: drop longer names, in evaluation too, and count
+  them. seed: the order of training batches, 0 <= seed < 2**32. model: settings
+  of `lm.make`. symbols: a run's stored vocabulary, in which the names must be
+  written; None takes the characters of the whole list. data: False reads none,
+  which leaves `generate` (and needs symbols). Raises ValueError naming the
+  setting, or the file, line and character.
   """
   batching.check_seed("task.seed", seed)
   sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
   for name, size in sizes.items():
     if size < 1:
       raise ValueError(f"task.{name} must be at least 1, not {size}")
-  splits, batches = None, (None, None)
+  of_data = {}
   if data:
-    splits = names.load(path, split, split_seed, unique)
-    listed = splits.listed
-    symbols = symbols or Vocabulary.of(listed.texts).symbols
-  vocab = Vocabulary(tuple(symbols))
-  if data:
+    splits = names.load(path, split, split_seed, unique, max_length)
+    listed, train = splits.listed, splits.texts["train"]
+    vocab = Vocabulary(symbols or Vocabulary.of(listed.texts).symbols)
     encoded = [
       vocab.encode(text, listed.where(i)) for i, text in enumerate(listed.texts)
     ]
-    batches = _batches(
+    train_batches, eval_batches = _batches(
       encoded, splits.indices, vocab, batch_size, eval_batch_size, seed
     )
+    of_data = {
+      "facts": splits.facts,
+      "texts": splits.texts,
+      "per_epoch": batching.steps_per_epoch(len(train), batch_size),
+      "train_batches": train_batches,
+      "eval_batches": eval_batches,
+    }
+  else:
+    vocab = Vocabulary(symbols)
   fixed = {"vocab_size": vocab.size, "never": (vocab.id(PAD),)}
   model = lm.make(**settings.bind(lm.make, "model", model | fixed))
   loss, report = _losses(model)
   return Task(
     vocab=vocab,
-    facts=splits.facts if data else {},
-    texts=splits.texts if data else {},
-    per_epoch=-(-len(splits.texts["train"]) // batch_size) if data else None,
     init=model.init,
     carry=lambda params: (),
     loss=loss,
     report=report,
-    train_batches=batches[0],
-    eval_batches=batches[1],
     generate=_generate(model, vocab),
+    **of_data,
   )
 
 

@@ -35,6 +35,7 @@ def make(
   split: str = "hash",
   split_seed: int = 123,
   unique: bool = False,
+  max_length: int | None = None,
   noise: str = "fresh",
   batch_size: int = 32,
   eval_batch_size: int = 256,
@@ -62,54 +63,58 @@ def make(
       raise ValueError(f"task.{name} must be at least 1, not {size}")
   if noise not in ("fresh", "fixed"):
     raise ValueError(f"task.noise is 'fresh' or 'fixed', not {noise!r}")
-  splits = batcher = None
+  batcher = None
   if data:
-    splits = names.load(path, split, split_seed, unique, key=_source)
-    listed = splits.listed
+    splits = names.load(path, split, split_seed, unique, max_length, _columns)
+    listed, train = splits.listed, splits.indices["train"]
     made = pairs.of(listed)
-    symbols = symbols or Vocabulary.of(made.sources + made.targets).symbols
-  vocab = Vocabulary(tuple(symbols))
-  noisy = data and made.noisy
-  if data:
+    texts = made.sources + made.targets
+    vocab = Vocabulary(symbols or Vocabulary.of(texts).symbols)
     batcher = pairs.Batcher(
       made, vocab, listed.where, seed, buckets, batch_size
     )
-  model = seq2seq.make(
-    **settings.bind(seq2seq.make, "model", model | {"vocab_size": vocab.size})
-  )
+  else:
+    vocab = Vocabulary(symbols)
+  fixed = {"vocab_size": vocab.size}
+  model = seq2seq.make(**settings.bind(seq2seq.make, "model", model | fixed))
   masks = {
     "loss": "real" if loss_mask else "there",
     "source": "real" if source_mask else "there",
     "length": "real" if length_handling else "there",
   }
   limit = batcher.target_width if data else None
-  eval_batches = batcher and batcher.once(splits.indices, eval_batch_size)
   loss, outcomes = _losses(model, vocab, masks, limit)
+  noisy = data and made.noisy
 
   def report(params, carry, batch):
     return carry, _sums(outcomes(params, batch), noisy)
 
+  of_data = {}
+  if data:
+    eval_batches = batcher.once(splits.indices, eval_batch_size)
+    of_data = {
+      "facts": splits.facts | batcher.padding(train, batch_size),
+      "texts": splits.texts,
+      "per_epoch": batching.steps_per_epoch(len(train), batch_size),
+      "train_batches": batcher.train(train, batch_size, noise == "fresh"),
+      "eval_batches": eval_batches,
+      "details": _details(outcomes, eval_batches),
+    }
   return Task(
     vocab=vocab,
-    facts=splits.facts if data else {},
-    texts=splits.texts if data else {},
-    per_epoch=-(-len(splits.texts["train"]) // batch_size) if data else None,
     init=model.init,
     carry=lambda params: (),
     loss=loss,
     report=report,
-    train_batches=batcher
-    and batcher.train(splits.indices["train"], batch_size, noise == "fresh"),
-    eval_batches=eval_batches,
     generate=_generate(model, vocab, masks),
     reads="source",
     noisy=noisy,
-    details=batcher and _details(outcomes, eval_batches),
+    **of_data,
   )
 
 
-def _source(line):
-  return line.split("\t")[0]
+def _columns(line):
+  return line.split("\t")
 
 
 def _losses(model, vocab, masks, limit):
