@@ -52,6 +52,8 @@ def source(score, params, k_BSD, v_BSD=None, mask_BS=None) -> Source:
   v_BSD = k_BSD if v_BSD is None else v_BSD
   shapes.check(keys_BS=k_BSD[..., 0], values_BS=v_BSD[..., 0], mask_BS=mask_BS)
   if mask_BS is not None:
+    if mask_BS.dtype != bool:
+      raise ValueError(f"mask_BS must be of bool, not {mask_BS.dtype}")
     real_BS1 = mask_BS[..., None]
     k_BSD = jnp.where(real_BS1, k_BSD, 0)
     v_BSD = jnp.where(real_BS1, v_BSD, 0)
@@ -148,6 +150,8 @@ def additive(width: int) -> Score:
 
   Source: Bahdanau, Cho and Bengio, 2015, appendix A.1.2.
   """
+  if width < 1:
+    raise ValueError(f"model.attention.width must be at least 1, not {width}")
 
   def init(key, d_query, d_key):
     key_w, key_u, key_v = jax.random.split(key, 3)

@@ -13,6 +13,9 @@ from absl import app, flags
 
 from rnnlab import strict_json
 
+# What ends in one line: wrong input, files, and requests too large to hold.
+FAULTS = (ValueError, OSError, MemoryError, jax.errors.JaxRuntimeError)
+
 
 def run(main) -> None:
   """Runs `main() -> dict` as a command and prints the dict as the last line.
@@ -31,7 +34,7 @@ def run(main) -> None:
     _cache_compilations()
     try:
       record = main()
-    except (ValueError, OSError) as error:
+    except FAULTS as error:
       if flags.FLAGS.verbosity > 0:
         traceback.print_exc()
       _fail(error)
@@ -53,13 +56,21 @@ def table(rows) -> None:
   """Prints a dict, or rows of cells, in columns on stdout."""
   rows = rows.items() if isinstance(rows, dict) else rows
   rows = [
-    [f"{cell:.4f}" if type(cell) is float else str(cell) for cell in row]
+    [f"{cell:.4f}" if type(cell) is float else _shown(cell) for cell in row]
     for row in rows
   ]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   for row in rows:
     cells = (c.ljust(w) for c, w in zip(row, widths, strict=True))
     print("  ".join(cells).rstrip())
+
+
+def _shown(cell):
+  """A cell without the control characters that would steer a terminal."""
+  return "".join(
+    c if c.isprintable() else c.encode("unicode_escape").decode()
+    for c in str(cell)
+  )
 
 
 def _parse(argv):

@@ -46,15 +46,19 @@ def make(kind, **hparams) -> Keep:
 
 def constant(value: float) -> Keep:
   """Every unit starts at the keep logit `value` (the classic forget bias)."""
-  if not math.isfinite(value):
-    raise ValueError(f"model.cell.keep.value must be finite, not {value}")
+  if not abs(value) <= 1e4:
+    raise ValueError(
+      f"model.cell.keep.value must be in -1e4 .. 1e4, not {value}"
+    )
   return Keep(lambda key, hidden: jnp.full(hidden, float(value)))
 
 
 def half_life(steps: float) -> Keep:
   """Every unit halves what it holds in `steps` steps: f = 0.5^(1/steps)."""
-  if not steps > 0:
-    raise ValueError(f"model.cell.keep.steps must be > 0, not {steps}")
+  if not 0.01 <= steps <= 1e9:
+    raise ValueError(
+      f"model.cell.keep.steps must be in 0.01 .. 1e9 steps, not {steps}"
+    )
   # logit(f) = -log(1/f - 1), and 1/f = 2^(1/steps): exact for long lives too.
   logit = -math.log(math.expm1(math.log(2) / steps))
   return Keep(lambda key, hidden: jnp.full(hidden, logit))
@@ -65,8 +69,8 @@ def chrono(t_max: float) -> Keep:
 
   Source: Tallec and Ollivier, "Can recurrent neural networks warp time?", 2018.
   """
-  if not t_max > 2:
-    raise ValueError(f"model.cell.keep.t_max must be > 2, not {t_max}")
+  if not 2 < t_max <= 1e9:
+    raise ValueError(f"model.cell.keep.t_max must be in 2 .. 1e9, not {t_max}")
   return Keep(
     lambda key, hidden: jnp.log(
       jax.random.uniform(key, (hidden,), minval=1.0, maxval=t_max - 1.0)

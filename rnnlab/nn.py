@@ -64,12 +64,17 @@ def linear(key, out, width, kind="uniform"):
   return {"w_VH": init(kind, key, out, width), "b_V": jnp.zeros(out)}
 
 
-def dropout(key, x, rate):
+def dropout(key, x_BTD, rate):
   """Zeroes elements with probability `rate`, scales the rest by 1/(1-rate).
 
-  `key` None means evaluation: x comes back as it is.
+  `key` None means evaluation: x comes back as it is. Every step draws from a
+  key of its own, so that what is dropped does not depend on the padding.
   """
   if key is None or rate == 0:
-    return x
-  keep = jax.random.bernoulli(key, 1 - rate, x.shape)
-  return jnp.where(keep, x / (1 - rate), 0)
+    return x_BTD
+  B, T, D = x_BTD.shape
+  keys_T = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(T))
+  keep_TBD = jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, (B, D)))(
+    keys_T
+  )
+  return jnp.where(jnp.swapaxes(keep_TBD, 0, 1), x_BTD / (1 - rate), 0)

@@ -73,7 +73,8 @@ def _make_tx(name, clip, weight_decay, momentum, b1, b2, eps):
   if clip is not None:
     _require(_is_real(clip) and clip > 0, "clip", clip, "> 0, or None")
   for field, value in (("b1", b1), ("b2", b2), ("momentum", momentum)):
-    _require(_is_real(value) and 0 <= value < 1, field, value, "in [0, 1)")
+    fits = _is_real(value) and 0 <= value and jnp.float32(value) < 1
+    _require(fits, field, value, "in [0, 1), in float32")
   _require(_is_real(eps) and eps > 0, "eps", eps, "> 0")
   decays = _is_real(weight_decay) and weight_decay >= 0
   _require(decays, "weight_decay", weight_decay, ">= 0")
@@ -97,7 +98,8 @@ def _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end):
   schedules, units = ("constant", "cosine"), ("update", "epoch")
   _require(schedule in schedules, "schedule", schedule, f"one of {schedules}")
   _require(unit in units, "unit", unit, f"one of {units}")
-  _require(_is_real(lr) and lr > 0, "lr", lr, "finite and > 0")
+  fits = _is_real(lr) and jnp.float32(lr) > 0 and math.isfinite(jnp.float32(lr))
+  _require(fits, "lr", lr, "finite and > 0 in float32")
   _require(_is_int(warmup) and warmup >= 0, "warmup", warmup, "an int >= 0")
   for field, value in (("steps", steps), ("steps_per_epoch", steps_per_epoch)):
     fits = value is None or (_is_int(value) and value > 0)

@@ -61,6 +61,8 @@ class RunDir:
   """
 
   def __init__(self, path: str | os.PathLike):
+    if not os.fspath(path):
+      raise ValueError("the run directory (--workdir) has an empty name")
     self.path = Path(path).absolute()
     self.config = self.path / "config.json"
     self.facts = self.path / "facts.json"
@@ -121,7 +123,8 @@ def claim(workdir: str | os.PathLike, config: dict, facts: dict) -> RunDir:
   run.path.mkdir(parents=True, exist_ok=True)
   run.acquire()
   try:
-    if run.config.exists():
+    # Where nothing was done yet, a first attempt that failed binds nobody.
+    if results and run.config.exists():
       changes = _changes(run, config, facts)
       if not changes:
         return run
@@ -144,6 +147,8 @@ def load(workdir: str | os.PathLike) -> tuple[dict, dict]:
   for path in (run.config, run.facts):
     try:
       values.append(strict_json.loads(path.read_text(encoding="utf-8")))
+      if not isinstance(values[-1], dict):
+        raise ValueError("it holds no fields")
     except (FileNotFoundError, NotADirectoryError):
       raise ValueError(
         f"{run.path} is not a run directory: it has no {path.name}"
@@ -204,9 +209,10 @@ def _whole_rows(path):
   for number, line in enumerate(lines, start=1):
     try:
       text = line.decode()
-      rows.append(
-        (json.loads(text, parse_constant=strict_json.refuse_word), text)
-      )
+      row = json.loads(text, parse_constant=strict_json.refuse_word)
+      if not isinstance(row, dict) or "step" not in row:
+        raise ValueError("it is no row with a step")
+      rows.append((row, text))
     except ValueError as error:
       if number == len(lines):
         return rows, True

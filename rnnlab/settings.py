@@ -24,7 +24,7 @@ def bind(make, where, settings, positional=()) -> dict:
   if unknown := sorted(settings.keys() - parameters.keys()):
     raise ValueError(
       f"{where}.{unknown[0]} is no setting here (value "
-      f"{settings[unknown[0]]!r}); there are {', '.join(parameters)}"
+      f"{settings[unknown[0]]!r}); there are {', '.join(parameters) or 'none'}"
     )
   for name, parameter in parameters.items():
     if name in settings:

@@ -28,20 +28,29 @@ def loads(text: str) -> Any:
 
 
 def plain_json(row: dict) -> str:
-  """A flat record as one line of strict JSON, for any reader.
+  """A record as one line of strict JSON, for any reader.
 
   nan and infinities become null and are named under "nonfinite", so that none
   of them is mistaken for a number.
   """
-  plain, nonfinite = {}, {}
-  for name, value in row.items():
+  nonfinite = {}
+
+  def plain(value, name):
+    if isinstance(value, dict):
+      return {
+        k: plain(v, f"{name}.{k}" if name else k) for k, v in value.items()
+      }
+    if isinstance(value, list | tuple):
+      return [plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
       value, nonfinite[name] = None, str(value)
-    plain[name] = value
-  if nonfinite:
-    plain["nonfinite"] = nonfinite
-  return json.dumps(plain, allow_nan=False)
+    return value
+
+  made = plain(row, "")
+  return json.dumps(
+    made | ({"nonfinite": nonfinite} if nonfinite else {}), allow_nan=False
+  )
 
 
 def settle(config: dict, where: str) -> dict:

@@ -9,6 +9,7 @@ started again does what it would have done.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import platform
 import signal
@@ -122,6 +123,14 @@ class _Loop:
         )
         return self._record()
       self.history.ended = None
+      if self.end and self.step > self.end:
+        self.progress.say(
+          f"the run stands at step {self.step}, past the {self.end} asked for"
+        )
+      if self.validates and self.plan.seconds:
+        # Compiled now, so that the clock tells what an evaluation takes.
+        first = itertools.islice(self.task.eval_batches("validation"), 1)
+        evaluate(self.report, self.state.params, self._carry(), first)
       if self.validates and self.step == 0:
         self._evaluate()
       while not (why := self._why_end()):
@@ -137,6 +146,11 @@ class _Loop:
             f"stopped at step {self.step} by a signal, all is saved in "
             f"{directory.path}; the same command goes on from there"
           )
+      if self.step == 0:
+        raise ValueError(
+          f"train.seconds={self.plan.seconds:g} leaves no time for an update: "
+          f"{self._elapsed():.1f} s have passed at the start"
+        )
       self._settle()
       if self.validates and self.history.validation["step"] != self.step:
         self._evaluate()
@@ -153,6 +167,13 @@ class _Loop:
       notes.append("the validation split is empty: no evaluation, no best")
     found = checkpoint.restore(self.directory.checkpoints, self.like)
     if found is None:
+      rows = self.log.read(self.directory.metrics)
+      if rows and rows[-1]["step"] > self.plan.save_every:
+        raise ValueError(
+          f"{self.directory.metrics} tells of step {rows[-1]['step']}, but "
+          f"{self.directory.checkpoints} holds no checkpoint; to start over, "
+          "name another directory"
+        )
       self.state = jax.jit(self._init)(self.key)
       notes += self.log.rewind(-1)
     else:
@@ -168,6 +189,9 @@ class _Loop:
       self.progress.say(note)
     self.feed, self.ahead = self.task.train_batches(self.step), []
     self.mark = self.read = time.monotonic()
+
+  def _carry(self):
+    return self.task.carry(self.state.params)
 
   def _elapsed(self):
     return self.earlier + time.monotonic() - self.started
@@ -297,7 +321,7 @@ class _Loop:
     sums = evaluate(
       self.report,
       params,
-      self.task.carry(params),
+      self._carry(),
       self.task.eval_batches("validation"),
     )
     history, nll = self.history, sums["nll"].value("val/nll")

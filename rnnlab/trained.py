@@ -26,6 +26,9 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
   is damaged, or does not fit.
   """
   config, facts = rundir.load(workdir)
+  for name in ("task", "model", "vocabulary", "data"):
+    if name not in config | facts:
+      raise ValueError(f"{workdir} is damaged: its files hold no {name!r}")
   settings = config["task"] | {
     "model": config["model"],
     "symbols": facts["vocabulary"],
@@ -70,8 +73,8 @@ def _restore(workdir, which, task):
     best = found.facts["best_step"]
     if best is None:
       raise ValueError(
-        f"{directory} holds no best checkpoint, since nothing was validated; "
-        "there is --checkpoint=latest"
+        f"{directory} holds no best checkpoint, since no validation after step "
+        "0 gave a finite nll; there is --checkpoint=latest"
       )
     if best != found.step:
       found = restore(best)

@@ -78,7 +78,7 @@ def main():
   if match := found.get("exact_match"):
     interval = metrics.wilson(match.value(), match.count)
     record["exact_match/interval"] = [float(end) for end in interval]
-  if split != "train":
+  if split != "train" and FIRST.value is None:
     record["in_train"] = task.facts[f"{split}_in_train"]
   if size := NOTEBOOK_AVERAGE.value:
     means = [

@@ -65,6 +65,10 @@ def main():
       f"{WORKDIR.value} holds a task that needs --{task.reads}"
       + ("s" if task.reads == "source" else ", not --sources")
     )
+  if SOURCES.value is not None:
+    idle = [f.name for f in (PREFIX, N, SEED) if flags.FLAGS[f.name].present]
+    if idle:
+      raise ValueError(f"--{idle[0]} means nothing beside --sources")
   prompts = [PREFIX.value] * N.value if SOURCES.value is None else SOURCES.value
   how = {flag.name: flag.value for flag in HOW}
   how = settings.bind(

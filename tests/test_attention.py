@@ -259,3 +259,9 @@ def test_what_does_not_fit_is_refused():
     attention.make("dot", width=3)
   with pytest.raises(ValueError, match="model.attention.width"):
     attention.make("additive")
+
+
+def test_a_mask_that_is_not_of_bools_is_refused():
+  score = attention.make("dot")
+  with pytest.raises(ValueError, match="mask_BS must be of bool, not float32"):
+    attention.source(score, {}, jnp.ones((2, 3, 4)), mask_BS=jnp.zeros((2, 3)))

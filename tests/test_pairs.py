@@ -311,3 +311,11 @@ def test_padding_is_counted_as_batches_of_their_longest_hold_it(batcher):
     "padded_source_rows": rows / 4,
     "padded_source_steps": round(1 - real / steps, 4),
   }
+
+
+@pytest.mark.parametrize("lines", ["ada\t\nbo\tx\n", "\tada\n", "a\tb\t\n"])
+def test_an_empty_column_is_not_stripped_away(tmp_path, lines):
+  path = tmp_path / "pairs.txt"
+  path.write_text(lines, encoding="utf-8")
+  with pytest.raises(ValueError, match="line 1: . columns.*never empty"):
+    pairs.of(names.read(str(path), tabs=True))

@@ -275,3 +275,13 @@ def test_a_save_that_fails_is_an_error(tmp_path, monkeypatch, straight):
       train(settings, run)
   assert checkpoint.steps(run / "checkpoints")[-1] == 10
   same(tmp_path, settings, run, straight())
+
+
+def test_a_log_without_its_checkpoints_is_not_begun_again(tmp_path):
+  settings, run = tiny.config(tmp_path), tmp_path / "run"
+  train(settings, run)
+  shutil.rmtree(run / "checkpoints")
+  before = tiny.digests(run)
+  with pytest.raises(ValueError, match="tells of step 20, but .*no checkpoint"):
+    train(settings, run)
+  assert tiny.digests(run) == before

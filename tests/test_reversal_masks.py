@@ -288,3 +288,18 @@ def test_a_source_that_cannot_be_read_is_refused(task, sources, words):
 def test_a_wrong_setting_is_named(task, settings, words):
   with pytest.raises(ValueError, match=words):
     task(**settings)
+
+
+def test_dropout_does_not_see_the_padding(tmp_path):
+  model = reversing.LECTURE | {"dropout": 0.4}
+  task = reversing.make(tmp_path, reversing.words(), model=model)
+  params = reversing.draw(task)
+  (wide,) = itertools.islice(task.eval_batches("train", 8, 5, 8), 1)
+  (plain,) = itertools.islice(task.eval_batches("train", 8, 0, 8), 1)
+  assert wide["source_BS"].shape > plain["source_BS"].shape
+  loss = reversing.jit(lambda p, b, k: task.loss(p, (), b, k)[0])
+  key = jax.random.key(3)
+  one, other = loss(params, plain, key), loss(params, wide, key)
+  np.testing.assert_allclose(one.total, other.total, rtol=1e-6)
+  again = loss(params, plain, jax.random.key(4))
+  assert abs(float(again.total - one.total)) > 1e-3

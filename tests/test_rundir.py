@@ -32,7 +32,9 @@ def changed(tree, name, value):
 
 
 def start(workdir, config=CONFIG, facts=FACTS):
+  """A run that has begun: its log is there."""
   with rundir.claim(workdir, config, facts) as run:
+    run.metrics.touch()
     return run
 
 
@@ -138,7 +140,17 @@ def test_a_new_run_writes_what_reloads_equal(tmp_path):
   config, facts = rundir.load(tmp_path / "runs" / "zoë x")
   assert alike(config, CONFIG) and alike(facts, FACTS)
   assert not run.changes.exists()
+  run.metrics.unlink()
   assert sorted(os.listdir(run.path)) == ["config.json", "facts.json", "lock"]
+
+
+def test_what_failed_before_it_began_binds_nobody(tmp_path):
+  with rundir.claim(tmp_path, CONFIG, FACTS):
+    pass
+  other = changed(CONFIG, "seed", 1)
+  with rundir.claim(tmp_path, other, FACTS) as run:
+    assert alike(rundir.load(tmp_path)[0], other)
+  assert not run.changes.exists()
 
 
 def test_resume_with_the_same_changes_nothing(tmp_path):
@@ -391,3 +403,18 @@ def test_damage_in_the_middle_is_named(tmp_path):
   for use in (MetricsLog.read, lambda p: MetricsLog(p).rewind(2)):
     with pytest.raises(ValueError, match="line 2 is damaged"):
       use(path)
+
+
+def test_plain_json_has_a_word_for_every_number():
+  row = {"a": math.nan, "b": [{"c": -math.inf, "d": 1}], "e": (2.0,)}
+  assert strict(strict_json.plain_json(row)) == {
+    "a": None,
+    "b": [{"c": None, "d": 1}],
+    "e": [2.0],
+    "nonfinite": {"a": "nan", "b[0].c": "-inf"},
+  }
+
+
+def test_an_empty_name_is_no_directory():
+  with pytest.raises(ValueError, match="empty name"):
+    rundir.claim("", CONFIG, FACTS)

@@ -246,6 +246,12 @@ def test_the_budget_is_that_of_all_processes_together(tmp_path, clock):
   np.testing.assert_allclose(record["seconds"], clock.now - 6000 - 4)
 
 
+def test_a_budget_that_the_start_uses_up(tmp_path, clock):
+  changes = {"train.steps": None, "train.seconds": 9}
+  with pytest.raises(ValueError, match="train.seconds=9 leaves no time"):
+    train(tiny.config(tmp_path, **changes), tmp_path / "run", clock.now - 8)
+
+
 @pytest.mark.slow
 def test_a_budget_by_the_real_clock(tmp_path):
   changes = {"train.steps": None, "train.seconds": 8, "train.log_every": 50}

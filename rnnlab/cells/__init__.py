@@ -1,6 +1,7 @@
 """Recurrences as pure functions, one a file; `make(name, ...)` builds one."""
 
 import importlib
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -33,14 +34,10 @@ class Cell(NamedTuple):
 
 def make(name=None, **hparams) -> Cell:
   """The cell of the file `cells/<name>.py`; a wrong setting raises by name."""
-  try:
-    module = importlib.import_module(f"rnnlab.cells.{name}")
-  except ModuleNotFoundError as error:
-    if error.name != f"rnnlab.cells.{name}":
-      raise
-    raise ValueError(
-      f"there is no cell named {name!r} in rnnlab/cells"
-    ) from None
+  path = pathlib.Path(__file__).with_name(f"{name}.py")
+  if not str(name).isidentifier() or name == "__init__" or not path.exists():
+    raise ValueError(f"there is no cell named {name!r} in rnnlab/cells")
+  module = importlib.import_module(f"rnnlab.cells.{name}")
   bound = settings.bind(module.make, "model.cell", hparams)
   if bound.get("dtype", DTYPES[0]) not in DTYPES:
     raise ValueError(

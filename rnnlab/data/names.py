@@ -42,20 +42,27 @@ class Names:
     )
 
 
-def read(path: str = "") -> Names:
+def read(path: str = "", tabs: bool = False) -> Names:
   """Reads a UTF-8 list of names, one a line; without a path the embedded one.
 
   Lines end at a newline alone, which the last may lack. A leading byte order
   mark and outer blanks are removed, blank lines skipped and counted; inner
-  blanks, case and repeats are kept. A relative path starts at the current
-  directory, "~" at the home directory. ValueError where the file cannot be
-  read, is not UTF-8 or holds no name.
+  blanks, case and repeats are kept. tabs: a tab is a border between columns,
+  so outer ones stay, but for a line of nothing else. A relative path starts at
+  the current directory, "~" at the home directory. ValueError where the file
+  cannot be read, is not UTF-8 or holds no name.
   """
   source = str(path) if path else f"embedded {EMBEDDED.name}"
   text, sha256 = read_utf8(path or EMBEDDED)
   # A final newline ends the last line; it does not begin a blank one.
   pieces = text.removesuffix("\n").split("\n")
-  stripped = [(i, piece.strip()) for i, piece in enumerate(pieces, 1)]
+  if tabs:
+    pieces = [
+      piece.strip(" \r\v\f") if piece.strip() else "" for piece in pieces
+    ]
+  else:
+    pieces = [piece.strip() for piece in pieces]
+  stripped = list(enumerate(pieces, 1))
   kept = [(i, name) for i, name in stripped if name]
   if not kept:
     raise ValueError(
@@ -115,7 +122,7 @@ def split(texts: list[str], rule: str, seed: int) -> dict[str, list[int]]:
   A short list can leave a part empty. ValueError for another rule or a seed
   outside [0, 2**32).
   """
-  seed = check_seed("split seed", seed)
+  seed = check_seed("task.split_seed", seed)
   if rule == "hash":
     parts = {"train": [], "validation": [], "test": []}
     for i, text in enumerate(texts):
@@ -147,18 +154,19 @@ def load(
   seed: int,
   unique: bool = False,
   max_length: int | None = None,
-  columns=lambda line: (line,),
+  columns=None,
 ) -> Splits:
   """Reads a list and splits it; repeats are dropped first where `unique`.
 
-  columns(line): its texts; by the first a line is split and looked up in
-  training. max_length: lines with a longer text are dropped, whole, from every
-  split, and counted; nothing is cut. ValueError as in `read` and `split`, and
-  where nothing is left to train on.
+  columns(line): its texts, where a tab separates them; by the first a line is
+  split and looked up in training. max_length: lines with a longer text are
+  dropped, whole, from every split, and counted; nothing is cut. ValueError as
+  in `read` and `split`, and where nothing is left to train on.
   """
   if max_length is not None and max_length < 1:
     raise ValueError(f"task.max_length must be at least 1, not {max_length}")
-  listed = read(path)
+  listed = read(path, tabs=columns is not None)
+  columns = columns or (lambda line: (line,))
   if unique:
     listed = drop_repeats(listed)
   keys = [columns(line)[0] for line in listed.texts]

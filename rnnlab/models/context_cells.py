@@ -101,8 +101,9 @@ def feeding(cell, score, query) -> cells.Cell:
     return (inner, f_HB), {"h_HB": f_HB} | a[1 + depth]
 
   def carry(params, batch):
-    width = params["mix"]["w_VH"].shape[0]
-    return cell.carry(params["cell"], batch), jnp.zeros((width, batch))
+    w_VH = params["mix"]["w_VH"]
+    feed_HB = jnp.zeros((len(w_VH), batch), w_VH.dtype)
+    return cell.carry(params["cell"], batch), feed_HB
 
   stages = (feed, *map(wrap, range(depth)), look, mix)
   return _around(cell, stages, update)._replace(carry=carry)

@@ -131,6 +131,11 @@ def beam(
     raise ValueError(f"n_best must be in [1, width {width}], not {n_best}")
   if not 0 <= alpha < math.inf:
     raise ValueError(f"alpha must be finite and >= 0, not {alpha}")
+  if alpha * math.log10(max(limit, 1)) > 30:
+    raise ValueError(
+      f"alpha={alpha} is too large: limit**alpha, {limit}**{alpha}, has no "
+      "float32"
+    )
   carry, start_R, dtype, _ = _begin(
     step, carry, start_B, limit, allowed_V, width
   )

@@ -192,7 +192,7 @@ def make(
     if into.init:
       carry = _bridge(params.get("bridge"), ends, carry)
     if into.feed:
-      carry = carry, jnp.zeros((batch, d_width))
+      carry = carry, jnp.zeros((batch, d_width), params["w_GF"].dtype)
     return Encoded(source, context_BC, carry)
 
   def decode(params, encoded, carry, tokens_BU, *, mask_BU=None, key=None):

@@ -1,6 +1,7 @@
 """Tasks: data, loss and report in one record, one task a file."""
 
 import importlib
+import pathlib
 from typing import Any, NamedTuple
 
 from rnnlab.settings import bind
@@ -31,14 +32,16 @@ class Task(NamedTuple):
   details: Any = None  # (params, split, size, extra, first) -> tables
 
 
+def check_limit(limit) -> None:
+  """Refuses a number of symbols to generate that no memory has room for."""
+  if not 1 <= limit <= 10**6:
+    raise ValueError(f"limit must be in 1 .. 1,000,000, not {limit}")
+
+
 def make(name=None, **settings) -> Task:
   """The task of the file `tasks/<name>.py`; a wrong setting raises by name."""
-  try:
-    module = importlib.import_module(f"rnnlab.tasks.{name}")
-  except ModuleNotFoundError as error:
-    if error.name != f"rnnlab.tasks.{name}":
-      raise
-    raise ValueError(
-      f"there is no task named {name!r} in rnnlab/tasks"
-    ) from None
+  path = pathlib.Path(__file__).with_name(f"{name}.py")
+  if not str(name).isidentifier() or name == "__init__" or not path.exists():
+    raise ValueError(f"there is no task named {name!r} in rnnlab/tasks")
+  module = importlib.import_module(f"rnnlab.tasks.{name}")
   return module.make(**bind(module.make, "task", settings))

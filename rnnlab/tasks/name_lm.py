@@ -16,7 +16,7 @@ from rnnlab.data import batching, names
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
-from rnnlab.tasks import Task
+from rnnlab.tasks import Task, check_limit
 
 HOW = ("limit", "temperature", "top_k", "top_p")
 ENDS = {lm.RUNNING: "limit", lm.STOPPED: "stop", lm.FAILED: "failed"}
@@ -169,8 +169,7 @@ def _generate(model, vocab):
     logprob counts it too, in nats at temperature 1. end: "stop", "limit" or
     "failed".
     """
-    if limit < 1:
-      raise ValueError(f"limit must be at least 1, not {limit}")
+    check_limit(limit)
     how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     ids = [
       np.concatenate([[stop], vocab.encode(text, f"prompt {text!r}")])

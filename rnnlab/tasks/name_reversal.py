@@ -25,7 +25,7 @@ from rnnlab.data import batching, names, pairs
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import decoding, seq2seq
-from rnnlab.tasks import Task
+from rnnlab.tasks import Task, check_limit
 
 
 def make(
@@ -337,6 +337,12 @@ def _generate(model, vocab, masks):
     character that is unknown.
     """
     del key
+    if beam < 1 or (beam == 1 and alpha):
+      raise ValueError(
+        f"beam must be at least 1, and alpha needs a beam of 2 or more, not "
+        f"beam={beam} with alpha={alpha}"
+      )
+    check_limit(limit)
     if not prompts or not all(prompts):
       raise ValueError(f"sources: at least one, and none empty, not {prompts}")
     ids = [vocab.encode(text, f"source {text!r}") for text in prompts]
