@@ -9,6 +9,14 @@ import shutil
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs that run for milliseconds are worth no long compilation.
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+  ]
+)
 # Many tests run the same programs, and the commands that tests start run them
 # again: each is compiled once.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")

@@ -16,7 +16,7 @@ def test_seeds_outside_the_range_are_refused_by_name(seed):
   batching.epoch_order(4, 1, 0)  # equal to True, and must not answer for it
   with pytest.raises(ValueError, match="data seed is "):
     batching.batch_indices(4, 2, seed, 0)
-  with pytest.raises(ValueError, match="split seed is "):
+  with pytest.raises(ValueError, match="task.split_seed is "):
     names.split(["ada"], "shuffle", seed)
 
 

@@ -39,7 +39,12 @@ def variants():
     assert "" in told, f"{path}: the docstring has no line for the file itself"
     found += [(path, variant) for variant in told]
   return [
-    pytest.param(path, variant, id=f"{path.stem}:{variant}".rstrip(":"))
+    pytest.param(
+      path,
+      variant,
+      id=f"{path.stem}:{variant}".rstrip(":"),
+      marks=[pytest.mark.slow] if variant else [],
+    )
     for path, variant in found
   ]
 

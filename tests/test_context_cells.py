@@ -119,6 +119,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, inner, top", CASES)
 def test_the_fused_loop_is_autodiff(kind, inner, top, x64):
   cell, params = wrapped(kind, inner, top)

@@ -86,6 +86,7 @@ def assert_same(found, want, atol=2e-6):
     assert close, (name, found[name], mean)
 
 
+@pytest.mark.slow
 def test_the_report_does_not_depend_on_how_the_examples_are_cut(
   learned, tmp_path
 ):
@@ -97,6 +98,7 @@ def test_the_report_does_not_depend_on_how_the_examples_are_cut(
     assert_same(totals(task, params, size=size, extra=extra), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wiring", ["bahdanau", "feeding", "fixed"])
 def test_the_report_is_exact_in_every_wiring(wiring, tmp_path):
   words, model = reversing.words(12), WIRINGS[wiring]
@@ -238,6 +240,7 @@ def test_predicting_the_next_symbol_does_not_establish_an_answer(tmp_path):
 # End to end
 
 
+@pytest.mark.slow
 def test_a_run_on_two_columns_compiles_once_a_shape(tmp_path):
   words = reversing.words(60, longest=9)
   lines = [f"{w}\t{w.upper()}!" for w in words]

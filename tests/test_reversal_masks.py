@@ -66,6 +66,7 @@ def grads(task):
 # The eight combinations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "off", [off for n in range(4) for off in itertools.combinations(MASKS, n)]
 )
@@ -173,6 +174,7 @@ def test_a_zero_pad_embedding_does_not_stop_the_update(task, spied):
 # What padding does where a mask is off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", MASKS)
 def test_padding_changes_the_numbers_where_a_mask_is_off(task, off):
   made, on = task(off), task()
