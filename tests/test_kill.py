@@ -29,6 +29,7 @@ def command(tmp_path, workdir):
     "model.cell.name": "gru",
     "opt.warmup": 20,
     "train.steps": 400,
+    "train.epochs": 1000,  # not the file's, which would end it sooner
     "train.log_every": 20,
     "train.eval_every": 40,
     "train.save_every": 4,
