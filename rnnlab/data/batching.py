@@ -26,6 +26,12 @@ def check_seed(name: str, value) -> int:
   return int(value)
 
 
+def check_size(name: str, value: int) -> None:
+  """Refuses by name a batch without a row."""
+  if value < 1:
+    raise ValueError(f"{name} must be at least 1, not {value}")
+
+
 def padded(
   sequences: Sequence[Sequence[int]],
   length: int,

@@ -116,7 +116,6 @@ def make(
   if ask.score:
     width = {} if ask.width is None else {"width": ask.width}
     score = attending.make(ask.score, **width)
-  # Where no linear map of the state is asked for, the state itself is shown.
   bridged = c_width != d_width
   per_step = score and (into.update or into.feed)
 

@@ -47,10 +47,8 @@ def make(
   setting, or the file, line and character.
   """
   batching.check_seed("task.seed", seed)
-  sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
-  for name, size in sizes.items():
-    if size < 1:
-      raise ValueError(f"task.{name} must be at least 1, not {size}")
+  batching.check_size("task.batch_size", batch_size)
+  batching.check_size("task.eval_batch_size", eval_batch_size)
   of_data = {}
   if data:
     splits = names.load(path, split, split_seed, unique, max_length)

@@ -15,6 +15,7 @@ that after the last letter). Off, the boundary is the batch's longest row.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +58,8 @@ def make(
   setting, or the file, line and character.
   """
   batching.check_seed("task.seed", seed)
-  sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size}
-  for name, size in sizes.items():
-    if size < 1:
-      raise ValueError(f"task.{name} must be at least 1, not {size}")
+  batching.check_size("task.batch_size", batch_size)
+  batching.check_size("task.eval_batch_size", eval_batch_size)
   if noise not in ("fresh", "fixed"):
     raise ValueError(f"task.noise is 'fresh' or 'fixed', not {noise!r}")
   batcher = None
@@ -295,6 +294,16 @@ def _details(outcomes, eval_batches):
 HOW = ("limit", "beam", "alpha")
 
 
+class Answers(NamedTuple):
+  """One answer a row, found greedily or by a beam."""
+
+  tokens_BU: Any
+  length_B: Any
+  ended_B: Any
+  logprob_B: Any
+  weights_BUS: Any  # (): nothing attends, or a beam was asked for
+
+
 def _generate(model, vocab, masks):
   pad, stop = vocab.id(PAD), vocab.id(START_STOP)
   not_pad_V = np.arange(vocab.size) != pad
@@ -312,11 +321,16 @@ def _generate(model, vocab, masks):
     start_B = jnp.full(len(tokens_BS), stop)
     if beam == 1:
       step = _stepper(model, params, encoded, not_pad_V)
-      return decoding.greedy(step, encoded.carry, start_B, **how)
+      found = decoding.greedy(step, encoded.carry, start_B, **how)
+      return Answers(*found[:5])
     wide = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), encoded)
     step = _stepper(model, params, wide, not_pad_V)
-    return decoding.beam(
+    found = decoding.beam(
       step, encoded.carry, start_B, width=beam, alpha=alpha, **how
+    )
+    best = jax.tree.map(lambda x_BN: x_BN[:, 0], found)
+    return Answers(
+      best.tokens_BNU, best.length_BN, best.ended_BN, best.logprob_BN, ()
     )
 
   def generate(
@@ -352,22 +366,18 @@ def _generate(model, vocab, masks):
     found = jax.device_get(
       run(params, tokens_BS, real_BS, limit=limit, beam=beam, alpha=alpha)
     )
-    if beam > 1:
-      found = jax.tree.map(lambda x: x[:, 0], found)
     samples = []
     for b, source in enumerate(prompts):
-      length = int(found.length_B[b] if beam == 1 else found.length_BN[b])
-      tokens = found[0][b, :length]
-      logprob = found.logprob_B if beam == 1 else found.logprob_BN
-      ended = found.ended_B if beam == 1 else found.ended_BN
+      length = int(found.length_B[b])
       sample = {
         "source": source,
-        "text": vocab.decode(tokens),
-        "logprob": float(logprob[b]),
-        "end": "stop" if ended[b] else "limit",
+        "text": vocab.decode(found.tokens_BU[b, :length]),
+        "logprob": float(found.logprob_B[b]),
+        "end": "stop" if found.ended_B[b] else "limit",
       }
-      if beam == 1 and len(jax.tree.leaves(found.aux)):
-        sample["attention_US"] = found.aux[b, : length + 1, : len(source)]
+      if len(found.weights_BUS):
+        weights_US = found.weights_BUS[b, : length + 1]
+        sample["attention_US"] = weights_US[:, : len(source)]
       samples.append(sample)
     return samples
 
