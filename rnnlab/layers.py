@@ -20,8 +20,8 @@ def width(cell, params, d_in):
   """The width of a cell's output, by shape inference alone."""
 
   def out():
-    u_GB = cell.project(params, jnp.zeros((d_in, 1)))
-    return scan.step(cell, params, cell.carry(params, 1), u_GB)[1]
+    u = cell.project(params, jnp.zeros((d_in, 1)))
+    return scan.step(cell, params, cell.carry(params, 1), u)[1]
 
   return jax.eval_shape(out).shape[0]
 
@@ -101,18 +101,19 @@ def as_cell(stack) -> cells.Cell:
   def stage(layer, i):
     first = len(drive) - i
 
-    def run(params, carry, u_GB, a, memory):
-      u_GB = u_GB if layer == 0 else a[first - 1]
-      args = (params[layer], carry[layer], u_GB, a[first : first + i], memory)
+    def run(weights, carry, u, a, memory):
+      u = u if layer == 0 else a[first - 1]
+      own_weights, _ = weights[layer]
+      args = (own_weights, carry[layer], u, a[first : first + i], memory)
       return stack[layer].drive[i](*args)
 
     return run
 
   def entrance(layer):
-    def run(params, carry, u_GB, a, memory):
-      below = layer - 1
+    def run(weights, carry, u, a, memory):
+      below, (_, params) = layer - 1, weights[layer]
       _, out = stack[below].update(carry[below], own(a, below), memory)
-      return stack[layer].project(params[layer], out)
+      return stack[layer].project(params, out)
 
     return run
 
@@ -129,6 +130,13 @@ def as_cell(stack) -> cells.Cell:
   def project(params, x_DN):
     return stack[0].project(params[0], x_DN)
 
+  def weights(params, apart):
+    # The layers above the first project within the loop.
+    return tuple(
+      (cell.weights(own, apart), own if layer else None)
+      for layer, (cell, own) in enumerate(zip(stack, params, strict=True))
+    )
+
   def update(carry, a, memory):
     new = []
     for layer, cell in enumerate(stack):
@@ -142,4 +150,5 @@ def as_cell(stack) -> cells.Cell:
     project,
     tuple(drive),
     update,
+    weights,
   )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rnnlab import shapes
+from rnnlab import backend, shapes
 
 
 class Lookup(NamedTuple):
@@ -23,7 +23,7 @@ class Lookup(NamedTuple):
 class Steps(NamedTuple):
   """What a segment of time reads, time first: inputs and flags."""
 
-  x: Any  # x_TBD (projected: u_TGB), or tokens_TB into a projected table
+  x: Any  # x_TBD (projected: u of every step), or tokens_TB into a table
   mask_TB: Any = None
   reset_TB: Any = None
 
@@ -77,9 +77,9 @@ def unroll(
   carry = start if carry is None else _columns(carry, start)
 
   def segment(carry, steps):
-    xs = steps if table is not None else _project(cell, params, steps)
-    scan = _fused if bptt == "fused" else _plain
-    args = (params, memory, table, start, carry, xs)
+    # Without a step there is nothing to fuse.
+    scan = _fused if bptt == "fused" and len(steps.x) else _plain
+    args = (params, memory, table, start, carry, steps)
     return scan(cell, reverse, unroll, *args)
 
   if chunk is None:
@@ -103,9 +103,22 @@ def mask_of(length_B, T):
   return jnp.arange(T)[None] < length_B[:, None]
 
 
-def step(cell, params, carry, u_GB, memory=None):
+def step(cell, params, carry, u, memory=None):
   """One step of `cell` on columns, for loops of a caller's own: carry, out."""
-  return cell.update(carry, _drive(cell, params, memory, carry, u_GB), memory)
+  a = _drive(cell, cell.weights(params, False), memory, carry, u)
+  return cell.update(carry, a, memory)
+
+
+def project_table(cell, params, table_VD):
+  """The input side of every row, as a table whose rows `read` looks up."""
+  padding = ((0, 0), (0, backend.ROW_PADDING))
+  u = cell.project(params, table_VD.T)
+  return jax.tree.map(lambda u_HV: jnp.pad(u_HV.T, padding), u)
+
+
+def read(table, tokens_B):
+  """The projected input of one step, u as columns."""
+  return jax.tree.map(lambda t: t[tokens_B].T[: -backend.ROW_PADDING], table)
 
 
 def _steps(cell, params, x, mask_BT, reset_BT):
@@ -128,28 +141,30 @@ def _steps(cell, params, x, mask_BT, reset_BT):
     x = jnp.where(real, x, 0)
     if reset_BT is not None:
       reset_BT = reset_BT & mask_BT
-  table_VG = None
+  table = None
   if table_VD is not None:
     if sizes["V"] <= sizes["B"] * sizes["T"]:
       if mask_BT is not None:
         # Rows that only padding names are projected too: clean them as well.
         used_V = jnp.zeros(sizes["V"], bool).at[x].max(mask_BT)
         table_VD = jnp.where(used_V[:, None], table_VD, 0)
-      table_VG = cell.project(params, table_VD.T).T
+      table = project_table(cell, params, table_VD)
     else:
       x = table_VD[x]
   steps = jax.tree.map(
     lambda a: jnp.swapaxes(a, 0, 1), Steps(x, mask_BT, reset_BT)
   )
-  return table_VG, steps, sizes["B"]
+  return table, steps, sizes["B"]
 
 
-def _project(cell, params, steps):
-  """One product for all steps of a segment: x_TBD -> u_TGB."""
-  T, B, D = steps.x.shape
-  u_GN = cell.project(params, steps.x.reshape(T * B, D).T)
-  u_GTB = u_GN.reshape(u_GN.shape[0], T, B)
-  return steps._replace(x=jnp.swapaxes(u_GTB, 0, 1))
+def _project(cell, params, x_TBD):
+  """One product for all steps of a segment: u, time first."""
+  T, B, D = x_TBD.shape
+  x_DN = backend.materialised(x_TBD.reshape(T * B, D).T)
+  u = cell.project(params, x_DN)
+  return jax.tree.map(
+    lambda u_HN: jnp.swapaxes(u_HN.reshape(len(u_HN), T, B), 0, 1), u
+  )
 
 
 def _columns(carry, start):
@@ -209,24 +224,20 @@ def _zeros(tree):
   return jax.tree.map(jnp.zeros_like, tree)
 
 
-def _read(table_VG, x):
-  """The projected input of one step, u_GB."""
-  return x if table_VG is None else table_VG[x].T
-
-
-def _drive(cell, params, memory, entry, u_GB):
+def _drive(cell, weights, memory, entry, u):
   a = ()
   for stage in cell.drive:
-    a += (stage(params, entry, u_GB, a, memory),)
+    a += (stage(weights, entry, u, a, memory),)
   return a
 
 
-def _step(cell, params, memory, table, start, carry, step):
+def _step(cell, weights, memory, table, start, carry, step):
   """One step: (carry, out, entry, a); entry is the carry after a reset."""
   entry = carry
   if step.reset_TB is not None:
     entry = _where(step.reset_TB, start, carry)
-  a = _drive(cell, params, memory, entry, _read(table, step.x))
+  u = step.x if table is None else read(table, step.x)
+  a = _drive(cell, weights, memory, entry, u)
   new, out = cell.update(entry, a, memory)
   if step.mask_TB is not None:
     new, out = _where(step.mask_TB, (new, out), (entry, _zeros(out)))
@@ -234,10 +245,14 @@ def _step(cell, params, memory, table, start, carry, step):
 
 
 def _plain(cell, reverse, unroll, params, memory, table, start, carry, steps):
+  weights = cell.weights(params, False)
+
   def body(carry, step):
-    carry, out, _, _ = _step(cell, params, memory, table, start, carry, step)
+    carry, out, _, _ = _step(cell, weights, memory, table, start, carry, step)
     return carry, out
 
+  if table is None:
+    steps = steps._replace(x=_project(cell, params, steps.x))
   return lax.scan(body, carry, steps, reverse=reverse, unroll=unroll)
 
 
@@ -254,14 +269,19 @@ def _fused(cell, reverse, unroll, params, memory, table, start, carry, steps):
 def _fused_fwd(
   cell, reverse, unroll, params, memory, table, start, carry, steps
 ):
+  weights = cell.weights(params, False)
+
   def body(carry, step):
     carry, out, entry, a = _step(
-      cell, params, memory, table, start, carry, step
+      cell, weights, memory, table, start, carry, step
     )
     return carry, (out, entry, a)
 
+  xs = steps
+  if table is None:
+    xs = steps._replace(x=_project(cell, params, steps.x))
   carry, (out, entry, a) = lax.scan(
-    body, carry, steps, reverse=reverse, unroll=unroll
+    body, carry, xs, reverse=reverse, unroll=unroll
   )
   return (carry, out), (params, memory, table, start, steps, entry, a)
 
@@ -269,19 +289,29 @@ def _fused_fwd(
 def _fused_bwd(cell, reverse, unroll, saved, cotangents):
   params, memory, table, start, steps, entries, activations = saved
   dcarry, dout = cotangents
-  u_TGB = jax.eval_shape(jax.vmap(partial(_read, table)), steps.x)
+
+  def inputs(params, table, x):
+    if table is None:
+      return _project(cell, params, x)
+    return jax.vmap(partial(read, table))(x)
+
   # A stage only adds u, so any value of it gives the same derivatives.
-  u_GB = jnp.zeros(u_TGB.shape[1:], u_TGB.dtype)
-  # The loop multiplies by transposed weights. XLA:CPU would transpose them at
-  # every step; the barrier makes it happen once.
-  flipped = jax.tree.map(
-    lambda w: lax.optimization_barrier(w.T) if w.ndim == 2 else w, params
+  u_T = jax.tree.map(
+    lambda u: jnp.zeros(u.shape, u.dtype),
+    jax.eval_shape(inputs, params, table, steps.x),
   )
+  u = jax.tree.map(lambda u: jnp.zeros(u.shape[1:], u.dtype), u_T)
+  weights, pull_weights = jax.vjp(
+    lambda params: cell.weights(params, backend.gate_by_gate()), params
+  )
+  flipped = _flip(weights)
 
   def body(cotangent, xs):
-    dcarry, dstart = cotangent
-    dout, step, entry, a = xs
-    params = jax.tree.map(lambda w: w.T if w.ndim == 2 else w, flipped)
+    # What was stored of a step makes room for its cotangent.
+    dcarry, dstart, slots = cotangent
+    t, dout, step, entry = xs
+    a = jax.tree.map(lambda slot: slot[t], slots)
+    weights = _transpose(flipped)
     dpass, dnew = None, dcarry
     if step.mask_TB is not None:
       zero = _zeros((dcarry, dout))
@@ -292,7 +322,7 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     for i in reversed(range(len(cell.drive))):
 
       def stage(entry, earlier, i=i):
-        return cell.drive[i](params, entry, u_GB, earlier, memory)
+        return cell.drive[i](weights, entry, u, earlier, memory)
 
       _, pull = jax.vjp(stage, entry, a[:i])
       more, dearlier = pull(da[i])
@@ -306,23 +336,24 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
       dcarry = _where(step.reset_TB, zero, dentry)
       dfired = _where(step.reset_TB, dentry, zero)
       dstart = jax.tree.map(jnp.add, dstart, dfired)
+    slots = jax.tree.map(lambda slot, d: slot.at[t].set(d), slots, da)
     # Only where there is a memory are the update's cotangents needed later.
-    return (dcarry, dstart), (da, None if memory is None else (dnew, dout))
+    return (dcarry, dstart, slots), None if memory is None else (dnew, dout)
 
-  (dcarry, dstart), cotangents = lax.scan(
+  (dcarry, dstart, da_T), dupdate_T = lax.scan(
     body,
-    (dcarry, _zeros(start)),
-    (dout, steps, entries, activations),
+    (dcarry, _zeros(start), activations),
+    (jnp.arange(len(steps.x)), dout, steps._replace(x=None), entries),
     reverse=not reverse,
     unroll=unroll,
   )
 
-  def steps_at_once(params, memory, u_TGB):
-    def at(i, entry, u_GB, earlier):
-      return cell.drive[i](params, entry, u_GB, earlier, memory)
+  def steps_at_once(weights, memory, u_T):
+    def at(i, entry, u, earlier):
+      return cell.drive[i](weights, entry, u, earlier, memory)
 
     a = tuple(
-      jax.vmap(partial(at, i))(entries, u_TGB, activations[:i])
+      jax.vmap(partial(at, i))(entries, u_T, activations[:i])
       for i in range(len(cell.drive))
     )
     if memory is None:
@@ -330,14 +361,31 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     update = jax.vmap(lambda e, a: cell.update(e, a, memory))
     return a, update(entries, activations)
 
-  u_TGB = jnp.zeros(u_TGB.shape, u_TGB.dtype)
-  _, pull = jax.vjp(steps_at_once, params, memory, u_TGB)
-  dparams, dmemory, du_TGB = pull(cotangents)
-  dtable, dx = None, du_TGB
-  if table is not None:
-    du_TBG = jnp.swapaxes(du_TGB, 1, 2)
-    dtable, dx = jnp.zeros_like(table).at[steps.x].add(du_TBG), None
+  _, pull = jax.vjp(steps_at_once, weights, memory, u_T)
+  dweights, dmemory, du_T = pull((da_T, dupdate_T))
+  (dparams,) = pull_weights(dweights)
+  if table is None:
+    _, pull = jax.vjp(lambda params: inputs(params, None, steps.x), params)
+    dparams = jax.tree.map(jnp.add, dparams, *pull(du_T))
+    restored = _transpose(_flip(params))
+    _, pull = jax.vjp(lambda x: inputs(restored, None, x), steps.x)
+    (dtable, (dx,)) = None, pull(du_T)
+  else:
+    _, pull = jax.vjp(lambda table: inputs(params, table, steps.x), table)
+    (dtable,), dx = pull(du_T), None
   return dparams, dmemory, dtable, dstart, dcarry, Steps(dx)
+
+
+def _flip(weights):
+  """The transposed matrices, as the backward pass multiplies by them.
+
+  XLA:CPU would transpose them at every step; this way it happens once.
+  """
+  return jax.tree.map(backend.materialised, _transpose(weights))
+
+
+def _transpose(weights):
+  return jax.tree.map(lambda w: w.T if w.ndim == 2 else w, weights)
 
 
 _fused.defvjp(_fused_fwd, _fused_bwd)

@@ -110,11 +110,13 @@ def test_project_is_position_wise_and_exact(settings, x64):
   cell = cells.make(hidden=H, **settings)
   params = draw(cell, D)
   x_DN = jnp.asarray(np.random.default_rng(2).normal(size=(D, 6)))
-  u_GN = cell.project(params, x_DN)
+  u = cell.project(params, x_DN)
+  u_GN = jnp.concatenate(jax.tree.leaves(u))
   expected = params["w_GD"] @ x_DN + params["b_G"][:, None]
   assert_close(u_GN, expected)
   for n in range(6):
-    assert_close(cell.project(params, x_DN[:, n : n + 1]), u_GN[:, n : n + 1])
+    alone = cell.project(params, x_DN[:, n : n + 1])
+    assert_close(alone, jax.tree.map(lambda u, n=n: u[:, n : n + 1], u))
 
 
 @pytest.mark.parametrize("settings", all_cells("keep"))

@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A new module of rnnlab gets its floor here.
 FLOORS = {
-  **dict.fromkeys("settings shapes metrics nn gates cells".split(), 0),
+  **dict.fromkeys("settings shapes metrics backend nn gates cells".split(), 0),
   **dict.fromkeys("scan layers attention sampling".split(), 0),
   **dict.fromkeys("models analysis flax_modules".split(), 1),
   **dict.fromkeys("tasks data optim".split(), 2),

@@ -74,7 +74,8 @@ def test_the_default_keep_logit_is_one_in_every_layer_once(settings):
   for params in layers.init(stack, KEY, 5):
     # At zero input and state the pre-activations are the biases.
     width = params["w_GD"].shape[1]
-    u_GB = stack[0].project(params, jnp.zeros((width, 1)))
+    u = stack[0].project(params, jnp.zeros((width, 1)))
+    u_GB = jnp.concatenate(jax.tree.leaves(u))
     assert_close(u_GB[:, 0], params["b_G"], atol=0)
     expected = np.zeros_like(blocks(params))
     expected[block] = sign

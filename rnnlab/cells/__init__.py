@@ -16,9 +16,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Cell(NamedTuple):
   """One recurrence. Hyper-parameters are spent in init; nothing else sees them.
 
-  Vectors are columns: h_HB, u_GB. One step is
-  `u = project(x)`, `a_i = drive[i](params, carry, u, a_1 .. a_(i-1), memory)`,
-  `carry, out = update(carry, a, memory)`.
+  Vectors are columns: h_HB. One step is
+  `u = project(x)`, `a_i = drive[i](weights, carry, u, a_1 .. a_(i-1), memory)`,
+  `carry, out = update(carry, a, memory)`. u and every a_i are pytrees of
+  columns, in the packed cells one array a gate.
 
   A drive stage ends in a matrix product, and everything after the last product
   is in `update`. So the backward pass, which stores every `a`, repeats
@@ -27,9 +28,12 @@ class Cell(NamedTuple):
 
   init: Any  # (key, d_in) -> params
   carry: Any  # (params, batch) -> carry: what a reset restores
-  project: Any  # (params, x_DN) -> u_GN: the input side, outside the time loop
-  drive: Any  # tuple of (params, carry, u_GB, a, memory) -> a_i, linear in u
+  project: Any  # (params, x_DN) -> u: the input side, outside the time loop
+  drive: Any  # tuple of (weights, carry, u, a, memory) -> a_i, linear in u
   update: Any  # (carry, a, memory) -> carry, out: gates and blend
+  # (params, apart) -> weights: what drive reads at every step; apart: packed
+  # matrices gate by gate.
+  weights: Any = lambda params, apart: params
 
 
 def make(name=None, **hparams) -> Cell:
@@ -62,10 +66,28 @@ def packed(key, gates, hidden, d_in, *, recurrent, input, bias, learned):
   return params | {name: jnp.zeros(hidden) for name in learned}
 
 
-def project(params, x_DN, dtype=None):
-  """The input side of a packed cell, position by position: W x + b."""
+def project(params, x_DN, gates, dtype=None):
+  """The input side of a packed cell, W x + b, as one u_HN a gate."""
   u_GN = nn.product(params["w_GD"], x_DN, dtype)
-  return u_GN + params["b_G"][:, None] if "b_G" in params else u_GN
+  if "b_G" in params:
+    u_GN += params["b_G"][:, None]
+  return tuple(jnp.split(u_GN, gates))
+
+
+def blocks(u_GH, gates, apart):
+  """A packed recurrent weight as `recur` takes it: a matrix a gate, or one."""
+  return tuple(jnp.split(u_GH, gates)) if apart else (u_GH,)
+
+
+def recur(blocks, h_HB, gates, dtype=None):
+  """The state side of a packed cell, U h, as one r_HB a gate."""
+  r = [nn.product(u_GH, h_HB, dtype) for u_GH in blocks]
+  return tuple(r) if len(r) == gates else tuple(jnp.split(*r, gates))
+
+
+def add(u, v):
+  """The sum of two pytrees of columns."""
+  return jax.tree.map(jnp.add, u, v)
 
 
 def initial(params, name, hidden, batch):

@@ -60,35 +60,37 @@ def make(
     return cells.initial(params, "h0_H", hidden, batch)
 
   def project(params, x_DN):
-    return cells.project(params, x_DN, dtype)
+    return cells.project(params, x_DN, 3, dtype)
 
-  def after(params, h_HB, u_GB, a, memory):
-    r_GB = nn.product(params["u_GH"], h_HB, dtype)
-    gates_GB = u_GB[: 2 * hidden] + r_GB[: 2 * hidden]
-    state_HB = r_GB[2 * hidden :]
+  def weights(params, apart):
+    if reset == "after":
+      return cells.blocks(params["u_GH"], 3, apart), params.get("bh_H")
+    u_GH, u_HH = jnp.split(params["u_GH"], [2 * hidden])
+    return cells.blocks(u_GH, 2, apart), u_HH
+
+  def after(weights, h_HB, u, a, memory):
+    blocks, bh_H = weights
+    r_HB, z_HB, state_HB = cells.recur(blocks, h_HB, 3, dtype)
     if bias:
-      state_HB = state_HB + params["bh_H"][:, None]
-    return gates_GB, u_GB[2 * hidden :], state_HB
+      state_HB = state_HB + bh_H[:, None]
+    return u[0] + r_HB, u[1] + z_HB, u[2], state_HB
 
-  def gates(params, h_HB, u_GB, a, memory):
-    u_GH = params["u_GH"][: 2 * hidden]
-    return u_GB[: 2 * hidden] + nn.product(u_GH, h_HB, dtype)
+  def gates(weights, h_HB, u, a, memory):
+    return cells.add(u[:2], cells.recur(weights[0], h_HB, 2, dtype))
 
-  def candidate(params, h_HB, u_GB, a, memory):
-    r_HB = jax.nn.sigmoid(a[0][:hidden])
-    u_GH = params["u_GH"][2 * hidden :]
-    return u_GB[2 * hidden :] + nn.product(u_GH, r_HB * h_HB, dtype)
+  def candidate(weights, h_HB, u, a, memory):
+    r_HB = jax.nn.sigmoid(a[0][0])
+    return u[2] + nn.product(weights[1], r_HB * h_HB, dtype)
 
   def update(h_HB, a, memory):
     if reset == "after":
-      gates_GB, c_HB, state_HB = a[0]
-      r_HB, z_HB = jnp.split(jax.nn.sigmoid(gates_GB), 2)
-      c_HB = c_HB + r_HB * state_HB
+      r_HB, z_HB, c_HB, state_HB = a[0]
+      c_HB = c_HB + jax.nn.sigmoid(r_HB) * state_HB
     else:
-      gates_GB, c_HB = a
-      z_HB = jax.nn.sigmoid(gates_GB[hidden:])
+      (_, z_HB), c_HB = a
+    z_HB = jax.nn.sigmoid(z_HB)
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
   drive = (after,) if reset == "after" else (gates, candidate)
-  return cells.Cell(init, carry, project, drive, update)
+  return cells.Cell(init, carry, project, drive, update, weights)

@@ -11,7 +11,7 @@ Source: Hochreiter and Schmidhuber, 1997; forget gate: Gers et al., 2000.
 import jax
 import jax.numpy as jnp
 
-from rnnlab import cells, nn
+from rnnlab import cells
 
 GATES = "ifqo"
 
@@ -55,17 +55,20 @@ def make(
     )
 
   def project(params, x_DN):
-    return cells.project(params, x_DN, dtype)
+    return cells.project(params, x_DN, 4, dtype)
 
-  def drive(params, carry, u_GB, a, memory):
+  def weights(params, apart):
+    return cells.blocks(params["u_GH"], 4, apart)
+
+  def drive(blocks, carry, u, a, memory):
     h_HB, _ = carry
-    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+    return cells.add(u, cells.recur(blocks, h_HB, 4, dtype))
 
   def update(carry, a, memory):
     _, c_HB = carry
-    i, f, q, o = jnp.split(a[0], 4)
+    i, f, q, o = a[0]
     c_HB = jax.nn.sigmoid(f) * c_HB + jax.nn.sigmoid(i) * jnp.tanh(q)
     h_HB = jax.nn.sigmoid(o) * jnp.tanh(c_HB)
     return (h_HB, c_HB), cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update)
+  return cells.Cell(init, carry, project, (drive,), update, weights)

@@ -49,13 +49,17 @@ def make(
     return cells.initial(params, "h0_H", hidden, batch)
 
   def project(params, x_DN):
-    return cells.project(params, x_DN, dtype)
+    (u_HN,) = cells.project(params, x_DN, 1, dtype)
+    return u_HN
 
-  def drive(params, h_HB, u_GB, a, memory):
-    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+  def weights(params, apart):
+    return params["u_GH"]
+
+  def drive(u_HH, h_HB, u_HB, a, memory):
+    return u_HB + nn.product(u_HH, h_HB, dtype)
 
   def update(h_HB, a, memory):
     h_HB = act(a[0])
     return h_HB, cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update)
+  return cells.Cell(init, carry, project, (drive,), update, weights)

@@ -10,7 +10,7 @@ Source: Collins, Sohl-Dickstein and Sussillo, 2017 (the UGRNN).
 import jax
 import jax.numpy as jnp
 
-from rnnlab import cells, nn
+from rnnlab import cells
 
 GATES = "zc"
 
@@ -50,15 +50,18 @@ def make(
     return cells.initial(params, "h0_H", hidden, batch)
 
   def project(params, x_DN):
-    return cells.project(params, x_DN, dtype)
+    return cells.project(params, x_DN, 2, dtype)
 
-  def drive(params, h_HB, u_GB, a, memory):
-    return u_GB + nn.product(params["u_GH"], h_HB, dtype)
+  def weights(params, apart):
+    return cells.blocks(params["u_GH"], 2, apart)
+
+  def drive(blocks, h_HB, u, a, memory):
+    return cells.add(u, cells.recur(blocks, h_HB, 2, dtype))
 
   def update(h_HB, a, memory):
-    z_HB, c_HB = jnp.split(a[0], 2)
+    z_HB, c_HB = a[0]
     z_HB = jax.nn.sigmoid(z_HB)
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update)
+  return cells.Cell(init, carry, project, (drive,), update, weights)

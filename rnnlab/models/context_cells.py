@@ -1,12 +1,13 @@
 """Cells that read a context while they step, made from any other cell.
 
-Each adds to the input side of the cell inside, u_GB, which is all that a cell
+Each adds to the input side of the cell inside, u, which is all that a cell
 asks of its input; so it is a cell like any other, and `scan.unroll` runs it.
 What it reads is the `memory`: differentiable, and the same at every step.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rnnlab import attention, cells, nn
 
@@ -16,12 +17,19 @@ def visible(carry):
   return jax.tree.leaves(carry)[0]
 
 
+def plus(u, v_GB):
+  """Adds packed columns to the input side of a cell, gate by gate."""
+  leaves, tree = jax.tree.flatten(u)
+  ends = np.cumsum([len(leaf) for leaf in leaves])[:-1]
+  return tree.unflatten(map(jnp.add, leaves, jnp.split(v_GB, ends)))
+
+
 def constant(cell) -> cells.Cell:
-  """Reads one vector at every step: memory is W_c c, as columns u_GB."""
+  """Reads one vector at every step: memory is W_c c, as columns."""
 
   def wrap(stage):
-    def run(params, carry, u_GB, a, memory):
-      return stage(params, carry, u_GB + memory, a, None)
+    def run(weights, carry, u, a, memory_GB):
+      return stage(weights, carry, plus(u, memory_GB), a, None)
 
     return run
 
@@ -42,15 +50,15 @@ def attentive(cell, top, score, query) -> cells.Cell:
   Source: Bahdanau, Cho and Bengio, 2015, section 3.1.
   """
 
-  def look(params, carry, u_GB, a, source):
-    return _look(params, top(carry), source, score, query)
+  def look(weights, carry, u, a, source):
+    return _look(weights, top(carry), source, score, query)
 
-  def mix(params, carry, u_GB, a, source):
-    return nn.product(params["w_GC"], a[0]["context_CB"])
+  def mix(weights, carry, u, a, source):
+    return nn.product(weights["w_GC"], a[0]["context_CB"])
 
   def wrap(i):
-    def run(params, carry, u_GB, a, source):
-      own = params["cell"], carry, u_GB + a[1], a[2:]
+    def run(weights, carry, u, a, source):
+      own = weights["cell"], carry, plus(u, a[1]), a[2:]
       return cell.drive[i](*own, None)
 
     return run
@@ -75,25 +83,25 @@ def feeding(cell, score, query) -> cells.Cell:
   """
   depth = len(cell.drive)
 
-  def feed(params, carry, u_GB, a, source):
-    return nn.product(params["w_GF"], carry[1])
+  def feed(weights, carry, u, a, source):
+    return nn.product(weights["w_GF"], carry[1])
 
   def wrap(i):
-    def run(params, carry, u_GB, a, source):
-      own = params["cell"], carry[0], u_GB + a[0], a[1 : 1 + i]
+    def run(weights, carry, u, a, source):
+      own = weights["cell"], carry[0], plus(u, a[0]), a[1 : 1 + i]
       return cell.drive[i](*own, None)
 
     return run
 
-  def look(params, carry, u_GB, a, source):
+  def look(weights, carry, u, a, source):
     _, h_HB = cell.update(carry[0], a[1 : 1 + depth], None)
-    return _look(params, h_HB, source, score, query)
+    return _look(weights, h_HB, source, score, query)
 
-  def mix(params, carry, u_GB, a, source):
+  def mix(weights, carry, u, a, source):
     _, h_HB = cell.update(carry[0], a[1 : 1 + depth], None)
     both = jnp.concatenate([h_HB, a[1 + depth]["context_CB"]])
-    pre = nn.product(params["mix"]["w_VH"], both)
-    return pre + params["mix"]["b_V"][:, None]
+    pre = nn.product(weights["mix"]["w_VH"], both)
+    return pre + weights["mix"]["b_V"][:, None]
 
   def update(carry, a, source):
     inner, _ = cell.update(carry[0], a[1 : 1 + depth], None)
@@ -109,9 +117,9 @@ def feeding(cell, score, query) -> cells.Cell:
   return _around(cell, stages, update)._replace(carry=carry)
 
 
-def _look(params, h_HB, source, score, query):
-  q_BD = query(params, h_HB.T)
-  found = attention.attend(score, params["score"], q_BD[:, None], source)
+def _look(weights, h_HB, source, score, query):
+  q_BD = query(weights, h_HB.T)
+  found = attention.attend(score, weights["score"], q_BD[:, None], source)
   return {
     "context_CB": found.context_BUD[:, 0].T,
     "scores_SB": found.scores_BUS[:, 0].T,
@@ -125,6 +133,9 @@ def _around(cell, drive, update):
     init=None,
     carry=lambda params, batch: cell.carry(params["cell"], batch),
     project=lambda params, x_DN: cell.project(params["cell"], x_DN),
+    weights=lambda params, apart: (
+      params | {"cell": cell.weights(params["cell"], apart)}
+    ),
     drive=drive,
     update=update,
   )

@@ -146,7 +146,9 @@ def make(
     """
     rows_B = jnp.arange(cursor.token_B.shape[0])
     # At V rows, projecting the table once replaces a product in every step.
-    table_VG = cell_of_stack.project(params["cells"], params["embed_VD"].T).T
+    table = scan.project_table(
+      cell_of_stack, params["cells"], params["embed_VD"]
+    )
 
     def going(loop):
       cursor, out = loop
@@ -155,9 +157,8 @@ def make(
 
     def draw(loop):
       cursor, out = loop
-      carry, h_HB = scan.step(
-        cell_of_stack, params["cells"], cursor.carry, table_VG[cursor.token_B].T
-      )
+      u = scan.read(table, cursor.token_B)
+      carry, h_HB = scan.step(cell_of_stack, params["cells"], cursor.carry, u)
       logits_BV = readout(params, h_HB.T)
       probs_BV = sampling.probabilities(logits_BV, **how)
       uniform_B = sampling.uniforms(key, rows_B, cursor.t)

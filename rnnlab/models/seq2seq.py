@@ -142,9 +142,8 @@ def make(
       "encoder": stacks.init_directions(encoder, next(keys), embed, direction),
       "decoder": stacks.init(decoder, next(keys), embed),
     }
-    gates = jax.eval_shape(
-      inner.project, params["decoder"], jnp.zeros((embed, 1))
-    ).shape[0]
+    u = jax.eval_shape(inner.project, params["decoder"], jnp.zeros((embed, 1)))
+    gates = sum(len(leaf) for leaf in jax.tree.leaves(u))
     out_width = d_width + (c_width if into.output and not into.feed else 0)
     params["out"] = nn.linear(next(keys), vocab_size, out_width)
     if into.init and bridged:
