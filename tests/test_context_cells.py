@@ -37,7 +37,8 @@ def wrapped(kind, inner, top):
   """The context cell and its parameters, around a cell of H units."""
   key = jax.random.key(0)
   own = jax.eval_shape(lambda: inner.init(key, D))
-  packed = jax.eval_shape(inner.project, own, jnp.zeros((D, 1))).shape[0]
+  u = jax.eval_shape(inner.project, own, jnp.zeros((D, 1)))
+  packed = sum(len(leaf) for leaf in jax.tree.leaves(u))
   shape = jax.ShapeDtypeStruct
   shapes = {
     "cell": own,
@@ -159,10 +160,7 @@ def test_a_constant_context_is_a_bias_of_its_own(x64):
   cell = cell._replace(
     carry=lambda params, batch: inner.carry(params["cell"], batch),
     project=lambda params, x_DN: inner.project(params["cell"], x_DN),
-    drive=tuple(
-      lambda params, *rest, stage=stage: stage(params["cell"], *rest)
-      for stage in cell.drive
-    ),
+    weights=lambda params, apart: cell.weights(params["cell"], apart),
   )
   fused, auto = gradients(
     cell, memory_of, params, rows(cell, params), {"mask_BT": MASK_BT}
