@@ -4,7 +4,9 @@ No choice here changes a number beyond rounding. Each was measured by a row of
 `scripts/benchmark.py`.
 """
 
+import ctypes
 import os
+import platform
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -44,3 +46,32 @@ def gate_by_gate() -> bool:
 # all fall in one set of the first cache, which holds 8. With 64 bytes more a
 # row they do not (a fifth of the whole step, row W1).
 ROW_PADDING = 16
+
+
+def keep_memory(reserve: int = 4 << 30) -> bool:
+  """Has the C library keep what is freed, in large pages; whether it does.
+
+  XLA:CPU takes the memory of a program at every call and gives it back. The
+  system then clears it again, page by page: a quarter of the time of row W1.
+  So freed memory stays with the process, up to what it once needed, and the
+  first `reserve` bytes of it lie in pages of 2 MiB where the system has them.
+  On Linux with glibc alone; RNNLAB_KEEP_MEMORY=0 leaves all as it was. It acts
+  on what is taken after the call.
+  """
+  wanted = os.environ.get("RNNLAB_KEEP_MEMORY", "1") != "0"
+  if not wanted or platform.libc_ver()[0] != "glibc":
+    return False
+  libc = ctypes.CDLL(None)
+  trim, maps, arenas = -1, -4, -8  # of mallopt, from malloc.h
+  libc.mallopt(trim, 2**31 - 1)
+  libc.mallopt(maps, 0)
+  libc.mallopt(arenas, 1)
+  libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+  libc.free.argtypes = [ctypes.c_void_p]
+  libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+  start = libc.malloc(reserve)
+  if start:  # taken from the system as addresses alone, not as memory
+    page = 2 << 20
+    libc.madvise(-(-start // page) * page, reserve - page, 14)  # huge pages
+    libc.free(start)
+  return True

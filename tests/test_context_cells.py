@@ -160,7 +160,7 @@ def test_a_constant_context_is_a_bias_of_its_own(x64):
   cell = cell._replace(
     carry=lambda params, batch: inner.carry(params["cell"], batch),
     project=lambda params, x_DN: inner.project(params["cell"], x_DN),
-    weights=lambda params, apart: cell.weights(params["cell"], apart),
+    weights=lambda params, apart: inner.weights(params["cell"], apart),
   )
   fused, auto = gradients(
     cell, memory_of, params, rows(cell, params), {"mask_BT": MASK_BT}

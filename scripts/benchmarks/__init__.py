@@ -1,0 +1,1 @@
+"""The workloads of `scripts/benchmark.py`, and how every library does them."""
