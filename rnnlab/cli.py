@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from rnnlab import strict_json
+from rnnlab import backend, strict_json
 
 # What ends in one line: wrong input, files, and requests too large to hold.
 FAULTS = (ValueError, OSError, MemoryError, jax.errors.JaxRuntimeError)
@@ -32,6 +32,7 @@ def run(main) -> None:
     sys.stdout.reconfigure(errors="backslashreplace")
     sys.stderr.reconfigure(errors="backslashreplace")
     _cache_compilations()
+    backend.keep_memory()
     try:
       record = main()
     except FAULTS as error:

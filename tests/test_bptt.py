@@ -24,7 +24,7 @@ def subjaxprs(eqn):
 
 def live(jaxpr):
   """The equations that results depend on: what the compiler will keep."""
-  needed, kept = set(jaxpr.outvars), []
+  needed, kept = {v for v in jaxpr.outvars if isinstance(v, core.Var)}, []
   for eqn in reversed(jaxpr.eqns):
     if needed.intersection(eqn.outvars):
       needed.update(v for v in eqn.invars if isinstance(v, core.Var))

@@ -9,13 +9,19 @@ import optax
 from benchmarks import workloads
 
 
-def compile(function, *args):
-  """(the compiled program, seconds, bytes of temporaries)."""
-  began = time.perf_counter()
-  compiled = function.lower(*args).compile()
-  seconds = time.perf_counter() - began
-  memory = compiled.memory_analysis()
-  return compiled, seconds, memory and memory.temp_size_in_bytes
+class Program:
+  """A jitted function that is compiled ahead, once."""
+
+  def __init__(self, function, *args, donate=()):
+    self.function = jax.jit(function, donate_argnums=donate)
+    self.args = args
+
+  def prepare(self):
+    began = time.perf_counter()
+    self.call = self.function.lower(*self.args).compile()
+    seconds = time.perf_counter() - began
+    memory = self.call.memory_analysis()
+    return workloads.Prepared(seconds, memory and memory.temp_size_in_bytes)
 
 
 def build(work, params, logits, step, shared):
@@ -48,47 +54,45 @@ def build(work, params, logits, step, shared):
 
   before = jax.tree.map(jnp.array, params)
   state = params, tx.init(params)
-  compiled, seconds, temporary = compile(
-    jax.jit(update, donate_argnums=(0, 1)), *state, batch
-  )
+  program = Program(update, *state, batch, donate=(0, 1))
 
   def run(n):
     nonlocal state
     for _ in range(n):
-      *state, value = compiled(*state, batch)
+      *state, value = program.call(*state, batch)
     jax.block_until_ready((state, value))
 
   def result():
     value, grads = jax.jit(jax.value_and_grad(loss))(before, batch)
     return float(value), shared(jax.device_get(grads))
 
-  return workloads.Runner(run, result, seconds, temporary)
+  return workloads.Runner(result, program.prepare, run)
 
 
 def evaluation(loss, params, batch, value=float):
-  compiled, seconds, temporary = compile(jax.jit(loss), params, batch)
+  program = Program(loss, params, batch)
 
   def run(n):
     for _ in range(n):
-      found = compiled(params, batch)
+      found = program.call(params, batch)
     jax.block_until_ready(found)
 
   def result():
-    return value(compiled(params, batch)), {}
+    return value(jax.jit(loss)(params, batch)), {}
 
-  return workloads.Runner(run, result, seconds, temporary)
+  return workloads.Runner(result, program.prepare, run)
 
 
 def generation(generate, params, loss):
   """generate(params, key) -> tokens; loss(): that of the same model on data."""
   key = jax.random.key(0)
-  compiled, seconds, temporary = compile(jax.jit(generate), params, key)
+  program = Program(generate, params, key)
 
   def run(n):
     for _ in range(n):
-      compiled(params, key).block_until_ready()
+      program.call(params, key).block_until_ready()
 
-  return workloads.Runner(run, lambda: (float(loss()), {}), seconds, temporary)
+  return workloads.Runner(lambda: (float(loss()), {}), program.prepare, run)
 
 
 def _generate(work, step, first_B):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from benchmarks.workloads import Runner
+from benchmarks.workloads import Prepared, Runner
 
 
 def build(shape):
@@ -16,4 +16,4 @@ def build(shape):
       out = product(a, b)
     out.block_until_ready()
 
-  return Runner(run, lambda: (0.0, {}))
+  return Runner(lambda: (0.0, {}), Prepared, run)

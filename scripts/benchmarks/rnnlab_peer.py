@@ -32,15 +32,13 @@ def build(work):
   batches_K = jax.tree.map(lambda a: jnp.stack([a] * K), batch)
   # The trainer's own call: the last number of an update, the share of time.
   rest = np.int32(2**31 - 1), np.float32(0)
-  steps = jax.jit(make_train_steps(task, optimizer), donate_argnums=0)
-  compiled, seconds, temporary = jax_peer.compile(
-    steps, state, batches_K, *rest
-  )
+  steps = make_train_steps(task, optimizer)
+  program = jax_peer.Program(steps, state, batches_K, *rest, donate=0)
 
   def run(n):
     nonlocal state
     for _ in range(-(-n // K)):
-      state, updates = compiled(state, batches_K, *rest)
+      state, updates = program.call(state, batches_K, *rest)
     jax.block_until_ready(updates)
 
   def result():
@@ -53,7 +51,7 @@ def build(work):
     )
     return float(value), shared(jax.device_get(grads))
 
-  return workloads.Runner(run, result, seconds, temporary)
+  return workloads.Runner(result, program.prepare, run)
 
 
 def _model(work):
@@ -142,7 +140,6 @@ def _generation(work):
   params = tree(workloads.weights(work))
   first_B1 = jnp.asarray(workloads.data(work)["inputs_BT"][:, :1])
 
-  @jax.jit
   def generate(params, key):
     cursor, _ = model.read(params, first_B1, jnp.ones(work.batch, jnp.int32))
     how = dict(limit=work.steps, stop=-1, pad=0)

@@ -12,27 +12,11 @@ LAYERS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 def build(work):
-  """The fastest of a few configurations, by a short trial of each."""
   if work.kind == "generate":
     return _generation(work)
   if work.kind == "evaluate":
     return _evaluation(work)
-  trials = {
-    f"Adam {name}": _training(work, {name: True})
-    for name in ("fused", "foreach")
-  }
-  return _fastest(trials)
-
-
-def _fastest(trials):
-  took = {}
-  for name, runner in trials.items():
-    runner.run(1)
-    began = time.perf_counter()
-    runner.run(3)
-    took[name] = time.perf_counter() - began
-  best = min(took, key=took.get)
-  return trials[best]._replace(note=best)
+  return _training(work)
 
 
 class LM(nn.Module):
@@ -107,9 +91,25 @@ def _model(work):
   return Seq2Seq(work) if work.source else LM(work)
 
 
-def _training(work, how):
+def _training(work):
   model, batch = _model(work), _data(work)
-  optimizer = torch.optim.Adam(model.parameters(), lr=workloads.LR, **how)
+  optimizer = None
+
+  def prepare():
+    """Takes the faster of PyTorch's two Adams, by a short trial of each."""
+    nonlocal optimizer
+    took = {}
+    for name in ("fused", "foreach"):
+      adam = torch.optim.Adam(
+        model.parameters(), lr=workloads.LR, **{name: True}
+      )
+      optimizer = adam
+      run(1)
+      began = time.perf_counter()
+      run(3)
+      took[time.perf_counter() - began] = adam, f"Adam {name}"
+    optimizer, note = took[min(took)]
+    return workloads.Prepared(note=note)
 
   def run(n):
     for _ in range(n):
@@ -118,14 +118,13 @@ def _training(work, how):
       optimizer.step()
 
   def result():
-    fresh = _model(work)
-    loss = _loss(fresh, batch)
+    loss = _loss(model, batch)
     loss.backward()
     found = {
-      "embed": fresh.embed.weight.grad,
-      "out.weight": fresh.out.weight.grad,
+      "embed": model.embed.weight.grad,
+      "out.weight": model.out.weight.grad,
     }
-    for name, parameter in fresh.named_parameters():
+    for name, parameter in model.named_parameters():
       part, _, leaf = name.rpartition(".")
       if "_l" in leaf and not leaf.startswith("bias_hh"):
         leaf, _, i = leaf.rpartition("_l")
@@ -133,26 +132,32 @@ def _training(work, how):
         found[f"{part}.{leaf}"] = parameter.grad
     return loss.item(), {name: grad.numpy() for name, grad in found.items()}
 
-  return workloads.Runner(run, result)
+  return workloads.Runner(result, prepare, run)
+
+
+def _forward(work):
+  """(model, the loss of its data without a graph)."""
+  model, batch = _model(work).eval(), _data(work)
+
+  def loss():
+    with torch.inference_mode():
+      return _loss(model, batch).item()
+
+  return model, loss
 
 
 def _evaluation(work):
-  model, batch = _model(work).eval(), _data(work)
+  _, loss = _forward(work)
 
   def run(n):
-    with torch.inference_mode():
-      for _ in range(n):
-        _loss(model, batch).item()
+    for _ in range(n):
+      loss()
 
-  def result():
-    with torch.inference_mode():
-      return _loss(model, batch).item(), {}
-
-  return workloads.Runner(run, result)
+  return workloads.Runner(lambda: (loss(), {}), workloads.Prepared, run)
 
 
 def _generation(work):
-  model = LM(work).eval()
+  model, loss = _forward(work)
   first_B = _data(work)["inputs_TB"][0]
 
   def run(n):
@@ -166,8 +171,4 @@ def _generation(work):
           tokens.append(token_B)
         torch.stack(tokens)
 
-  def result():
-    with torch.inference_mode():
-      return _loss(model, _data(work)).item(), {}
-
-  return workloads.Runner(run, result)
+  return workloads.Runner(lambda: (loss(), {}), workloads.Prepared, run)

@@ -35,9 +35,7 @@ def main(peer, spec, cores, kept):
   _say(
     loss=loss,
     grads=pickle.dumps(grads).hex(),
-    compile_seconds=runner.compile_seconds,
-    temporary_bytes=runner.temporary_bytes,
-    note=runner.note,
+    **runner.prepare()._asdict(),
   )
   for line in sys.stdin:
     began = time.perf_counter()

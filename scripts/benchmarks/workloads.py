@@ -31,15 +31,20 @@ class Workload(NamedTuple):
 
 
 class Runner(NamedTuple):
-  """A workload in one library, compiled and ready.
+  """A workload in one library.
 
-  run(n) does it n times and waits. result() is the loss and its gradients
-  before the first update, {name: array} in the layout of `weights`; {} where
-  the work has none.
+  result() is the loss and its gradients before the first update, {name: array}
+  in the layout of `weights`; {} where the work has none. prepare() makes it
+  ready to run and says what that took and which way was chosen. run(n), after
+  it, does the work n times and waits.
   """
 
-  run: Callable[[int], Any]
   result: Callable[[], tuple[float, dict]]
+  prepare: Callable[[], "Prepared"]
+  run: Callable[[int], Any]
+
+
+class Prepared(NamedTuple):
   compile_seconds: float = 0.0
   temporary_bytes: int | None = None
   note: str = ""
