@@ -1,7 +1,8 @@
 """Logits -> token: greedy, temperature, top-k, top-p.
 
     probs_BV = probabilities(logits_BV, temperature=.8, top_k=10)
-    token_B = pick(probs_BV, uniforms(key, rows_B, t))
+    keys_B = row_keys(key, rows_B)
+    token_B = pick(probs_BV, uniforms(keys_B, t))
 
 Temperature is applied first, then top-k, then top-p on what top-k left. A draw
 depends on the key, the number of the row and the time step alone, so a row is
@@ -88,18 +89,25 @@ def pick(probs_BV, uniform_B):
   return jnp.where(jnp.any(hit_BV, axis=-1), first_B, last_B).astype(jnp.int32)
 
 
-def uniforms(key, rows_B, t):
-  """One number in [0, 1) a row: uniform_B, float32, of (key, row, t) alone.
+def row_keys(key, rows_B):
+  """A key a row, for `uniforms`; made once for all steps.
 
   rows_B: the number each row has among all samples asked for, not its place in
-  this batch. t: the time step, counted from the first symbol of the sample.
+  this batch.
+  """
+  return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+
+
+def uniforms(keys_B, t):
+  """One number in [0, 1) a row: uniform_B, float32, of (row's key, t) alone.
+
+  t: the time step, counted from the first symbol of the sample.
   """
 
-  def draw(row):
-    row_key = jax.random.fold_in(key, row)
-    return jax.random.uniform(jax.random.fold_in(row_key, t), (), jnp.float32)
+  def draw(key):
+    return jax.random.uniform(jax.random.fold_in(key, t), (), jnp.float32)
 
-  return jax.vmap(draw)(rows_B)
+  return jax.vmap(draw)(keys_B)
 
 
 def failed(logits_BV):

@@ -61,7 +61,8 @@ def test_a_token_is_drawn_as_if_all_before_it_were_read_again(cell):
     mask_BT = jnp.arange(tokens_BT.shape[1])[None] < length_B[:, None]
     logits_BTV = model.apply(params, tokens_BT, mask_BT=mask_BT)[1]
     logits_BV = logits_BTV[rows_B, length_B - 1]
-    uniform_B = sampling.uniforms(jax.random.key(0), rows_B, t)
+    keys_B = sampling.row_keys(jax.random.key(0), rows_B)
+    uniform_B = sampling.uniforms(keys_B, t)
     drawn_B = sampling.pick(sampling.probabilities(logits_BV, **how), uniform_B)
     return drawn_B, metrics.cross_entropy(logits_BTV[:, :-1], tokens_BT[:, 1:])
 

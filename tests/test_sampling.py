@@ -10,6 +10,10 @@ from rnnlab import sampling
 TIED_BV = jnp.array([[1.0, 3.0, 3.0, 3.0, 2.0]])
 
 
+def uniforms(key, rows_B, t):
+  return sampling.uniforms(sampling.row_keys(key, rows_B), t)
+
+
 def test_settings_out_of_range_are_refused_by_name():
   for temperature in (-1, -1e-9, float("nan"), float("inf")):
     with pytest.raises(ValueError, match=f"temperature.*{temperature}"):
@@ -140,7 +144,7 @@ def sample(key, rows_B, steps):
   probs_BV = sampling.probabilities(jnp.zeros((len(rows_B), 50)))
 
   def step(carry, t):
-    return carry, sampling.pick(probs_BV, sampling.uniforms(key, rows_B, t))
+    return carry, sampling.pick(probs_BV, uniforms(key, rows_B, t))
 
   return jax.lax.scan(step, (), steps)[1].T
 
@@ -162,7 +166,7 @@ def test_draws_are_independent_over_rows_and_steps():
 def test_a_skewed_distribution_is_drawn_as_it_is():
   logits_BV = jnp.tile(jnp.array([1.0, 0.0, -1.0, 0.5, -2.0]), (2000, 1))
   probs_BV = sampling.probabilities(logits_BV, temperature=0.8, top_k=4)
-  u_B = sampling.uniforms(jax.random.key(1), jnp.arange(2000), 0)
+  u_B = uniforms(jax.random.key(1), jnp.arange(2000), 0)
   count_V = np.bincount(sampling.pick(probs_BV, u_B), minlength=5)
   want_V = 2000 * np.asarray(probs_BV[0, :4])
   assert count_V[4] == 0
@@ -209,7 +213,7 @@ def test_all_of_it_compiles():
     probs_BV = sampling.probabilities(
       TIED_BV, temperature=0.7, top_k=3, top_p=0.9
     )
-    u_B = sampling.uniforms(key, jnp.arange(1), t)
+    u_B = uniforms(key, jnp.arange(1), t)
     return sampling.pick(probs_BV, u_B), sampling.failed(TIED_BV)
 
   token_B, failed_B = step(jax.random.key(0), 3)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rnnlab import cells, metrics, nn, sampling, scan
+from rnnlab import backend, cells, metrics, nn, sampling, scan
 from rnnlab import layers as stacks
 
 
@@ -95,11 +95,14 @@ def make(
       params["embed_VD"] = params["out"].pop("w_VH")
     return params
 
-  def readout(params, h):
-    """Logits of rows h_..H."""
-    w_VH = params["embed_VD"] if tied else params["out"]["w_VH"]
-    logits = nn.product(h, w_VH.T)
+  def output_weight(params):
+    return params["embed_VD"] if tied else params["out"]["w_VH"]
+
+  def finish(params, logits):
+    """Adds the bias and leaves out what is never predicted."""
     logits += jnp.broadcast_to(params["out"]["b_V"], logits.shape)
+    if allowed_V.all():
+      return logits
     allowed = jnp.broadcast_to(allowed_V, logits.shape)
     return jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
 
@@ -117,7 +120,7 @@ def make(
     carry, h_BTH = stacks.unroll(
       stack, params["cells"], x, carry, between=between, **options
     )
-    return carry, readout(params, h_BTH)
+    return carry, finish(params, nn.product(h_BTH, output_weight(params).T))
 
   def read(params, tokens_BT, length_B):
     """Reads prompts, all but each row's last token: (Cursor, logprob_B).
@@ -144,7 +147,9 @@ def make(
     depend on (key, its number, how many it drew before) alone: the same in any
     company, and going on from the returned cursor is the same as not stopping.
     """
-    rows_B = jnp.arange(cursor.token_B.shape[0])
+    # Once, and not at every step: rows' keys, and the transposed weight.
+    keys_B = sampling.row_keys(key, jnp.arange(cursor.token_B.shape[0]))
+    w_HV = backend.materialised(output_weight(params).T)
     # At V rows, projecting the table once replaces a product in every step.
     table = scan.project_table(
       cell_of_stack, params["cells"], params["embed_VD"]
@@ -159,9 +164,10 @@ def make(
       cursor, out = loop
       u = scan.read(table, cursor.token_B)
       carry, h_HB = scan.step(cell_of_stack, params["cells"], cursor.carry, u)
-      logits_BV = readout(params, h_HB.T)
+      h_BH = backend.materialised(h_HB.T)
+      logits_BV = finish(params, nn.product(h_BH, w_HV))
       probs_BV = sampling.probabilities(logits_BV, **how)
-      uniform_B = sampling.uniforms(key, rows_B, cursor.t)
+      uniform_B = sampling.uniforms(keys_B, cursor.t)
       token_B = sampling.pick(probs_BV, uniform_B)
       running_B = cursor.end_B == RUNNING
       failed_B = running_B & sampling.failed(logits_BV)
@@ -192,7 +198,7 @@ def make(
       return cursor, out
 
     start = cursor.t
-    shape = (rows_B.shape[0], limit)
+    shape = (cursor.token_B.shape[0], limit)
     out = Generated(
       jnp.full(shape, pad, jnp.int32),
       jnp.zeros(shape[0], jnp.int32),
