@@ -32,6 +32,7 @@ def get_config(arg=None):
       cell=dict(
         name="lstm",  # a file of rnnlab/cells
         recurrent=unset(str),
+        scale=unset(float),  # a factor on the recurrent draw
         input=unset(str),
         bias=unset(bool),
         initial=unset(str),
