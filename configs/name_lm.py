@@ -29,6 +29,7 @@ def get_config(arg=None):
       layers=1,
       tied=False,
       dropout=0.3,
+      chunk=unset(int),  # a checkpointed scan: less memory for long sequences
       cell=dict(
         name="lstm",  # a file of rnnlab/cells
         recurrent=unset(str),
