@@ -20,24 +20,25 @@ def get_config(arg=None):
     raise ValueError(
       f"configs/memory.py has no variant {arg!r}, only copying, adding"
     )
+  task, cell = variants[arg or None]()
   unset = config_dict.placeholder
   return config_dict.create(
     seed=0,  # initialisation
     task=dict(
-      **variants[arg or None](),
+      **task,
       batch_size=32,
       eval_batch_size=256,
-      validation=512,  # so many examples; training has no end
+      validation=512,  # so many examples; those of training have no end
       test=512,
       seed=0,  # of all examples
     ),
     model=dict(
       hidden=64,
-      embed=unset(int),
+      embed=unset(int),  # None: a symbol is a one-hot vector
       layers=1,
       chunk=unset(int),  # a checkpointed scan: less memory for long lags
       cell=dict(
-        name="lstm",  # a file of rnnlab/cells
+        name=cell,  # a file of rnnlab/cells
         recurrent=unset(str),
         scale=unset(float),  # a factor on the recurrent draw
         input=unset(str),
@@ -47,7 +48,7 @@ def get_config(arg=None):
         activation=unset(str),  # rnn
         reset=unset(str),  # gru
         keep=dict(  # how the gates start
-          kind="uniform",  # all time scales, whatever the lag
+          kind="uniform",  # some units for every time scale
           value=unset(float),
           steps=unset(float),
           t_max=unset(float),
@@ -69,7 +70,7 @@ def get_config(arg=None):
       eps=unset(float),
     ),
     train=dict(
-      steps=1000,
+      steps=1500,
       seconds=unset(float),
       steps_per_call=20,
       log_every=20,
@@ -85,9 +86,8 @@ def get_config(arg=None):
 def sweep(add, arg):
   """Lists the points of `scripts/sweep.py`, with three seeds a setting.
 
-  How the gates of three cells start: as they are, at the usual bias of 1, and
-  matched to the lag in two ways. Since it has to match, the lag is a setting of
-  every point.
+  How the gates of three cells start: by keep logits of 0 and of 1, and matched
+  to the lag in two ways. Since they have to match, the lag is set too.
   """
   lags = {"copying": "task.lag", "adding": "task.length"}
   if arg not in lags:
@@ -113,8 +113,8 @@ def _copying():
     lag=LAG,  # blanks in between
     symbols=8,
     loss="recall",  # or "all" steps, blanks included
-  )
+  ), "lstm"
 
 
 def _adding():
-  return dict(name="adding", length=LAG)
+  return dict(name="adding", length=LAG), "gru"

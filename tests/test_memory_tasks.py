@@ -3,14 +3,16 @@
 import functools
 import itertools
 import math
+import runpy
 
 import jax
 import numpy as np
 import pytest
 import tiny
 from conftest import assert_close
+from test_scripts import ROOT, command, record
 
-from rnnlab import metrics, rundir, tasks, trained, update
+from rnnlab import metrics, rundir, sweep, tasks, trained, update
 from rnnlab.train import train
 
 MODEL = {"hidden": 5, "cell": {"name": "rnn", "recurrent": "identity"}}
@@ -248,6 +250,24 @@ def test_the_gradient_of_a_regression_by_hand():
   assert float(grads["cells"][0]["u_GH"][0, 0]) == pytest.approx(du, rel=1e-4)
 
 
+def test_a_chunked_scan_carries_a_long_lag_in_less_memory():
+  def compiled(chunk):
+    task = make(
+      "copying", lag=600, batch_size=16, model=MODEL | {"chunk": chunk}
+    )
+    batch = first(task, 1)[0]
+
+    def loss(params):
+      return task.loss(params, (), batch, None)[0].total
+
+    grad = jax.jit(jax.grad(loss)).lower(params := drawn(task)).compile()
+    return grad(params), grad.memory_analysis().temp_size_in_bytes
+
+  (plain, much), (chunked, little) = compiled(None), compiled(25)
+  assert_close(chunked, plain, rtol=1e-4, atol=1e-6)
+  assert little < much / 3
+
+
 # Reports
 
 
@@ -446,3 +466,102 @@ def test_what_is_wrong_is_refused_by_name(name, changes, words, tmp_path):
   with pytest.raises(ValueError, match=words):
     train(config(name, **changes), tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+# The experiments of configs/memory.py
+
+
+def memory():
+  return runpy.run_path(str(ROOT / "configs" / "memory.py"))
+
+
+@pytest.mark.parametrize("arg, lag", [("copying", "lag"), ("adding", "length")])
+def test_the_sweeps_match_gates_to_the_lag(arg, lag):
+  base = memory()["get_config"](arg)
+  points = sweep.points(memory()["sweep"], arg, base.lock())
+  settings = {}
+  for point in points:
+    task, cell = point.config["task"], point.config["model"]["cell"]
+    assert task["name"] == arg and task["seed"] == base.task.seed
+    keep = {k: v for k, v in cell["keep"].items() if v is not None}
+    kind, value = keep.pop("kind"), *keep.values()
+    if kind != "constant":
+      assert value == task[lag]
+    key = cell["name"], cell["reset"], kind, value
+    settings.setdefault(key, []).append(point.config["seed"])
+    # All of it is taken by the code, and all runs see the same examples.
+    assert tasks.make(**task, model=point.config["model"]).texts
+  assert len(settings) == 12
+  assert all(seeds == [0, 1, 2] for seeds in settings.values())
+  with pytest.raises(ValueError, match="no sweep 'bogus', only copying, addi"):
+    memory()["sweep"](None, "bogus")
+
+
+@pytest.mark.parametrize(
+  "keep",
+  [{"kind": "half_life", "steps": 69.0}, {"kind": "chrono", "t_max": 50.0}],
+)
+def test_another_start_of_the_gates_is_set_beside_the_default(keep):
+  config = memory()["get_config"]().lock()
+  config.model.cell.keep.update(keep)
+  task = tasks.make(**config.task.to_dict(), model=config.model.to_dict())
+  (own,) = task.init(jax.random.key(0))["cells"]
+  f_H = np.asarray(own["b_G"]).reshape(4, -1)[1]
+  if keep["kind"] == "half_life":
+    np.testing.assert_allclose(f_H, 4.5952, atol=1e-3)
+  else:
+    assert 0 <= f_H.min() < f_H.max() < math.log(49)
+
+
+# The commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_the_commands(name, tmp_path):
+  metric = make(name).metric
+  train(config(name), tmp_path / "run")
+  run = f"--workdir={tmp_path}/run"
+  evaluated, sampled, *refused = (
+    command(f"scripts/{args[0]}.py", run, *args[1:])
+    for args in [
+      ("evaluate", "--split=test", "--extra_padding=3"),
+      ("sample", "--n=3"),
+      ("evaluate", "--split=train"),
+      ("evaluate", "--figure=x.png"),
+      ("sample", "--prefix=a"),
+      ("sample", "--sources=a,b"),
+      ("sample", "--seed=1"),
+      ("sample", "--temperature=2"),
+      ("sample", "--figure=x.png"),
+    ]
+  )
+  told = record(evaluated)
+  best = trained.load(tmp_path / "run")
+  sums = update.evaluate(
+    best.task.report, best.params, (), best.task.eval_batches("test")
+  )
+  for measure, mean in sums.items():
+    assert told[measure] == pytest.approx(mean.value(), rel=1e-5)
+  assert told["memoryless"] == best.task.facts["memoryless"]
+  assert told["examples"] == 12 and told[best.task.unit] == sums[metric].count
+  assert (
+    ("ppl" in told) == ("exact_match/interval" in told) == (name != "adding")
+  )
+  assert "in_train" not in told
+  shown = record(sampled)["samples"]
+  assert shown == best.task.generate(best.params, None, range(3))
+  assert shown[0]["input"] in sampled.stdout.decode()
+  words = [
+    "drawn without end: --split=validation or test",
+    "no tables by length",
+    "needs --n alone: --prefix means nothing",
+    "needs --n alone: --sources means nothing",
+    "needs --n alone: --seed means nothing",
+    "sample.temperature is no setting",
+    "nothing here attends",
+  ]
+  for done, expected in zip(refused, words, strict=True):
+    error = done.stderr.decode()
+    assert done.returncode == 1 and not done.stdout
+    assert error.count("\n") == 1 and expected in error
