@@ -516,52 +516,54 @@ def test_another_start_of_the_gates_is_set_beside_the_default(keep):
 # The commands
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["copying", "adding"])
-def test_the_commands(name, tmp_path):
-  metric = make(name).metric
+def commands(name, tmp_path, *calls):
+  """What came of `scripts/<call>` on a run of this task."""
   train(config(name), tmp_path / "run")
   run = f"--workdir={tmp_path}/run"
-  evaluated, sampled, *refused = (
-    command(f"scripts/{args[0]}.py", run, *args[1:])
-    for args in [
-      ("evaluate", "--split=test", "--extra_padding=3"),
-      ("sample", "--n=3"),
-      ("evaluate", "--split=train"),
-      ("evaluate", "--figure=x.png"),
-      ("sample", "--prefix=a"),
-      ("sample", "--sources=a,b"),
-      ("sample", "--seed=1"),
-      ("sample", "--temperature=2"),
-      ("sample", "--figure=x.png"),
-    ]
+  return [command(f"scripts/{call[0]}.py", run, *call[1:]) for call in calls]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_evaluate_and_sample(name, tmp_path):
+  evaluated, sampled = commands(
+    name,
+    tmp_path,
+    ("evaluate", "--split=test", "--extra_padding=3"),
+    ("sample", "--n=3"),
   )
-  told = record(evaluated)
-  best = trained.load(tmp_path / "run")
+  told, best = record(evaluated), trained.load(tmp_path / "run")
   sums = update.evaluate(
     best.task.report, best.params, (), best.task.eval_batches("test")
   )
   for measure, mean in sums.items():
     assert told[measure] == pytest.approx(mean.value(), rel=1e-5)
   assert told["memoryless"] == best.task.facts["memoryless"]
-  assert told["examples"] == 12 and told[best.task.unit] == sums[metric].count
-  assert (
-    ("ppl" in told) == ("exact_match/interval" in told) == (name != "adding")
-  )
-  assert "in_train" not in told
+  assert told[best.task.unit] == sums[best.task.metric].count
+  assert told["examples"] == 12 and "in_train" not in told
+  for field in ("ppl", "exact_match/interval"):
+    assert (field in told) == (name == "copying")
   shown = record(sampled)["samples"]
-  assert shown == best.task.generate(best.params, None, range(3))
-  assert shown[0]["input"] in sampled.stdout.decode()
-  words = [
-    "drawn without end: --split=validation or test",
-    "no tables by length",
-    "needs --n alone: --prefix means nothing",
-    "needs --n alone: --sources means nothing",
-    "needs --n alone: --seed means nothing",
-    "sample.temperature is no setting",
-    "nothing here attends",
-  ]
-  for done, expected in zip(refused, words, strict=True):
+  for sample, want in zip(
+    shown, best.task.generate(best.params, None, range(3)), strict=True
+  ):
+    assert sample == {k: pytest.approx(v) for k, v in want.items()}
+    assert sample["input"] in sampled.stdout.decode()
+
+
+@pytest.mark.slow
+def test_what_means_nothing_is_refused_in_one_line(tmp_path):
+  wrong = {
+    ("evaluate", "--split=train"): "without end: --split=validation or test",
+    ("evaluate", "--figure=x.png"): "no tables by length",
+    ("sample", "--prefix=a"): "needs --n alone: --prefix means nothing",
+    ("sample", "--sources=a,b"): "needs --n alone: --sources means nothing",
+    ("sample", "--seed=1"): "needs --n alone: --seed means nothing",
+    ("sample", "--temperature=2"): "sample.temperature is no setting",
+    ("sample", "--figure=x.png"): "nothing here attends",
+  }
+  refused = commands("copying", tmp_path, *wrong)
+  for done, words in zip(refused, wrong.values(), strict=True):
     error = done.stderr.decode()
     assert done.returncode == 1 and not done.stdout
-    assert error.count("\n") == 1 and expected in error
+    assert error.count("\n") == 1 and words in error

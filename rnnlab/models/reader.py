@@ -57,20 +57,19 @@ def make(
       params["embed_VD"] = jax.random.normal(key_e, (inputs, embed))
     return params
 
+  def inputs_of(params, x):
+    if jnp.issubdtype(x.dtype, jnp.integer):
+      return scan.Lookup(params["embed_VD"] if embed else jnp.eye(inputs), x)
+    return nn.product(x, params["embed_VD"]) if embed else x
+
   def apply(params, x, carry=None, *, at=slice(None), **options):
     """Reads x from `carry` on, and reads out the steps of the slice `at`.
 
     x: tokens_BT or x_BTV. Returns (carry, y_BUV), U the steps of `at`: no
     other has a readout. options: those of `scan.unroll`.
     """
-    if jnp.issubdtype(x.dtype, jnp.integer):
-      table_VD = params["embed_VD"] if embed else jnp.eye(inputs)
-      x = scan.Lookup(table_VD, x)
-    elif embed:
-      x = nn.product(x, params["embed_VD"])
-    carry, h_BTH = stacks.unroll(
-      stack, params["cells"], x, carry, **{"chunk": chunk} | options
-    )
+    x, options = inputs_of(params, x), {"chunk": chunk} | options
+    carry, h_BTH = stacks.unroll(stack, params["cells"], x, carry, **options)
     y_BUV = nn.product(h_BTH[:, at], params["out"]["w_VH"].T)
     return carry, y_BUV + jnp.broadcast_to(params["out"]["b_V"], y_BUV.shape)
 
