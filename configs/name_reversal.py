@@ -53,6 +53,7 @@ def get_config(arg=None):
       cell=dict(
         name="gru",  # a file of rnnlab/cells
         recurrent=unset(str),
+        scale=unset(float),  # a factor on the recurrent draw
         input=unset(str),
         bias=unset(bool),
         initial=unset(str),

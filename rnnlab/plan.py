@@ -43,8 +43,13 @@ class Plan:
     limit = min(self.steps_per_call, common)
     return max(k for k in range(1, limit + 1) if common % k == 0)
 
-  def end(self, per_epoch: int) -> int | None:
+  def end(self, per_epoch: int | None) -> int | None:
     """The number of updates that ends the run; None: only the clock does."""
+    if self.epochs and per_epoch is None:
+      raise ValueError(
+        f"train.epochs={self.epochs}, but the training data have no end, and "
+        "so no epochs; train.steps and train.seconds are there"
+      )
     ends = [self.steps, self.epochs and self.epochs * per_epoch]
     return min((end for end in ends if end), default=None)
 
@@ -54,7 +59,7 @@ class History:
   """What the loop remembers between steps; saved with every checkpoint."""
 
   elapsed: float = 0.0  # seconds, over all processes of the run
-  best: float | None = None  # the lowest val/nll, and its step
+  best: float | None = None  # the lowest val/<metric>, and its step
   best_step: int | None = None
   worse: int = 0  # evaluations in a row since
   validation: dict | None = None  # the last one: {"step", "val/..."}

@@ -43,8 +43,9 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
   config: nested plain values under `seed`, `task`, `model`, `opt`, `train`; all
   is checked before anything is written, and ValueError names the field.
   started: when the wall-clock budget began (time.monotonic()), by default now.
-  Returns the final record; its "val/nll" is that of the final parameters. A
-  run that has ended is left alone and its record returned again.
+  Returns the final record; its "val/nll" (or the task's own metric) is that
+  of the final parameters. A run that has ended is left alone and its record
+  returned again.
   """
   started = time.monotonic() if started is None else started
   config = strict_json.settle(config, "config")
@@ -56,7 +57,7 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
   task = tasks.make(**config["task"], model=config["model"])
   loop = _Loop(config, plan, task, started)
   facts = {
-    "vocabulary": list(task.vocab.symbols),
+    "vocabulary": task.vocab and list(task.vocab.symbols),
     "data": task.facts,
     "versions": {
       "python": platform.python_version(),
@@ -300,16 +301,18 @@ class _Loop:
         row[name] = total / count
     row |= {name: window[name] for name in ("lr", "skipped") if name in window}
     row |= validation
-    speed = sums.get("nll", (0, 0))[1] / max(self.read - self.mark, 1e-9)
+    metric, unit = self.task.metric, self.task.unit
+    speed = sums.get(metric, (0, 0))[1] / max(self.read - self.mark, 1e-9)
     self.mark = time.monotonic()
-    row |= {"tokens/s": round(speed), "seconds": round(self._elapsed(), 3)}
+    row |= {f"{unit}/s": round(speed), "seconds": round(self._elapsed(), 3)}
     self.log.append(row)
     self.history.logged = self.step
     figures = [f"step {self.step}" + (f"/{self.end}" if self.end else "")]
-    for name, label in (("train/nll", "nll"), ("val/nll", "val nll")):
+    for split, label in (("train", metric), ("val", f"val {metric}")):
+      name = f"{split}/{metric}"
       figures += [f"{label} {row[name]:.4f}"] if name in row else []
     if window:
-      figures += [f"lr {row['lr']:.2e}", f"{speed / 1000:.1f}k tokens/s"]
+      figures += [f"lr {row['lr']:.2e}", f"{speed / 1000:.1f}k {unit}/s"]
     if row.get("skipped"):
       figures += [f"{row['skipped']} updates refused"]
     self.progress.update(self._share(), "  ".join(figures), bool(validation))
@@ -324,12 +327,13 @@ class _Loop:
       self._carry(),
       self.task.eval_batches("validation"),
     )
-    history, nll = self.history, sums["nll"].value("val/nll")
+    history, metric = self.history, f"val/{self.task.metric}"
+    now = sums[self.task.metric].value(metric)
     values = {f"val/{name}": mean.value(name) for name, mean in sums.items()}
     history.validation = {"step": self.step} | values
     best = math.inf if history.best is None else history.best
-    if self.step and nll < best:  # which no NaN is
-      history.best, history.best_step, history.worse = nll, self.step, 0
+    if self.step and now < best:  # which no NaN is
+      history.best, history.best_step, history.worse = now, self.step, 0
     elif self.step:
       history.worse += 1
     history.slowest = max(history.slowest, time.monotonic() - began)
@@ -349,12 +353,12 @@ class _Loop:
 
   def _record(self):
     history, params = self.history, self.state.params
-    validation = history.validation or {}
+    validation, metric = history.validation or {}, f"val/{self.task.metric}"
     return {
       "step": self.step,
       "ended": history.ended["why"],
-      "val/nll": validation.get("val/nll"),
-      "best/val/nll": history.best,
+      metric: validation.get(metric),
+      f"best/{metric}": history.best,
       "best_step": history.best_step,
       "parameters": sum(p.size for p in jax.tree.leaves(params)),
       "skipped": int(self.state.skipped),

@@ -19,7 +19,7 @@ class Trained(NamedTuple):
 def load(workdir, which="best", path=None, needs_data=True) -> Trained:
   """The task and parameters of a run.
 
-  which: "best" (by validation nll), "latest", or a step. path: where the data
+  which: "best" (on validation), "latest", or a step. path: where the data
   file lies now, if it moved; its content must be the run's. Without data a run
   can still generate, in its stored vocabulary: with needs_data=False a file
   that is gone or changed is a note. Raises ValueError for what is not there,
@@ -29,10 +29,9 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
   for name in ("task", "model", "vocabulary", "data"):
     if name not in config | facts:
       raise ValueError(f"{workdir} is damaged: its files hold no {name!r}")
-  settings = config["task"] | {
-    "model": config["model"],
-    "symbols": facts["vocabulary"],
-  }
+  settings = config["task"] | {"model": config["model"]}
+  if facts["vocabulary"] is not None:
+    settings["symbols"] = facts["vocabulary"]
   if path is not None:
     settings["path"] = path
   notes = []
@@ -74,7 +73,7 @@ def _restore(workdir, which, task):
     if best is None:
       raise ValueError(
         f"{directory} holds no best checkpoint, since no validation after step "
-        "0 gave a finite nll; there is --checkpoint=latest"
+        "0 gave a finite loss; there is --checkpoint=latest"
       )
     if best != found.step:
       found = restore(best)

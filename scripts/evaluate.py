@@ -19,7 +19,7 @@ SPLIT = flags.DEFINE_enum(
   "split", "validation", ["train", "validation", "test"], "Which examples."
 )
 CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "best", "best (by validation nll), latest, or a step."
+  "checkpoint", "best", "best (on validation), latest, or a step."
 )
 BATCH_SIZE = flags.DEFINE_integer(
   "batch_size",
@@ -49,6 +49,10 @@ def main():
   run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
   cli.say(*run.notes)
   task, split, params = run.task, SPLIT.value, run.params
+  if split not in task.texts:
+    raise ValueError(
+      "training examples are drawn without end: --split=validation or test"
+    )
   if not task.texts[split]:
     raise ValueError(f"the {split} split is empty: nothing to evaluate")
   if FIGURE.value:
@@ -65,24 +69,26 @@ def main():
   began = time.monotonic()
   found = sums()
   seconds = time.monotonic() - began
-  nll = found.pop("nll")
-  record = {
-    "split": split,
-    "nll": nll.value(),
-    "ppl": metrics.perplexity(nll.value()),
-    "bits": metrics.bits(nll.value()),
-    "tokens": nll.count,
+  main = found.pop(task.metric)
+  record = {"split": split, task.metric: main.value()}
+  if task.metric == "nll":
+    record["ppl"] = metrics.perplexity(main.value())
+    record["bits"] = metrics.bits(main.value())
+  if "memoryless" in task.facts:
+    record["memoryless"] = task.facts["memoryless"]
+  record |= {
+    task.unit: main.count,
     "examples": len(task.texts[split][: FIRST.value]),
   }
   record |= {name: mean.value(name) for name, mean in found.items()}
   if match := found.get("exact_match"):
     interval = metrics.wilson(match.value(), match.count)
     record["exact_match/interval"] = [float(end) for end in interval]
-  if split != "train" and FIRST.value is None:
+  if FIRST.value is None and f"{split}_in_train" in task.facts:
     record["in_train"] = task.facts[f"{split}_in_train"]
   if size := NOTEBOOK_AVERAGE.value:
     means = [
-      metrics.to_host(report(params, carry, batch)[1])["nll"].value()
+      metrics.to_host(report(params, carry, batch)[1])[task.metric].value()
       for batch in task.eval_batches(split, size, 0, FIRST.value)
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)

@@ -1,10 +1,11 @@
-r"""Generates texts from a run: continues a prefix, or answers sources.
+r"""Generates from a run: continues a prefix, answers sources, shows examples.
 
 Examples:
   python scripts/sample.py --workdir=runs/names --n=20 --prefix=s \
     --temperature=0.8
   python scripts/sample.py --workdir=runs/reversal --sources=suorpxhziwaq \
     --figure=attention.png
+  python scripts/sample.py --workdir=runs/copying --n=5
 """
 
 import collections
@@ -18,7 +19,7 @@ from rnnlab.data.batching import check_seed
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "best", "best (by validation nll), latest, or a step."
+  "checkpoint", "best", "best (on validation), latest, or a step."
 )
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 N = flags.DEFINE_integer("n", 10, "How many texts.", lower_bound=1)
@@ -60,16 +61,18 @@ def main():
   task = run.task
   if FIGURE.value:
     figures.require()
-  if (task.reads == "source") != (SOURCES.value is not None):
+  needs, idle, prompts = {
+    "prefix": ("--prefix, not --sources", (SOURCES,), [PREFIX.value] * N.value),
+    "source": ("--sources", (PREFIX, N, SEED), SOURCES.value),
+    "example": ("--n alone", (PREFIX, SOURCES, SEED), range(N.value)),
+  }[task.reads]
+  if odd := [f.name for f in idle if flags.FLAGS[f.name].present]:
     raise ValueError(
-      f"{WORKDIR.value} holds a task that needs --{task.reads}"
-      + ("s" if task.reads == "source" else ", not --sources")
+      f"{WORKDIR.value} holds a task that needs {needs}: --{odd[0]} means "
+      "nothing to it"
     )
-  if SOURCES.value is not None:
-    idle = [f.name for f in (PREFIX, N, SEED) if flags.FLAGS[f.name].present]
-    if idle:
-      raise ValueError(f"--{idle[0]} means nothing beside --sources")
-  prompts = [PREFIX.value] * N.value if SOURCES.value is None else SOURCES.value
+  if prompts is None:
+    raise ValueError(f"{WORKDIR.value} holds a task that needs {needs}")
   how = {flag.name: flag.value for flag in HOW}
   how = settings.bind(
     task.generate, "sample", how, ("params", "key", "prompts")

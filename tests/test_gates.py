@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close
 
-from rnnlab import cells, gates, layers, nn
+from rnnlab import cells, gates, interchange, layers, nn
 
 KEY = jax.random.key(0)
 # Where each cell's keep logit stands in b_G, and with which sign.
@@ -31,6 +31,28 @@ def test_orthogonal_is_per_gate(settings):
     assert np.abs(q_HH.T @ q_HH - np.eye(8)).max() < 1e-5
     for other in parts[:i]:
       assert np.abs(q_HH - other).max() > 0.1
+
+
+def test_one_draw_of_the_packed_weight_would_not_be():
+  u_GH = np.asarray(nn.init("orthogonal", KEY, 32, 8))
+  assert np.abs(u_GH.T @ u_GH - np.eye(8)).max() < 1e-5
+  for block in np.split(u_GH, 4):
+    assert np.linalg.svd(block, compute_uv=False).max() < 0.95
+
+
+@pytest.mark.parametrize("settings", all_cells())
+def test_scale_is_a_factor_on_the_recurrent_draw_alone(settings):
+  plain, scaled = made(settings), made(settings, scale=0.9)
+  assert_close(scaled.pop("u_GH"), 0.9 * plain.pop("u_GH"), atol=1e-7)
+  assert_close(scaled, plain, atol=0)
+  u_GH = made(settings, scale=0.01, recurrent="identity")["u_GH"]
+  assert_close(u_GH, 0.01 * jnp.tile(jnp.eye(8), (len(u_GH) // 8, 1)), atol=0)
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
+def test_a_scale_that_is_none_is_refused_by_name(scale):
+  with pytest.raises(ValueError, match=f"cell.scale must be.*not {scale}"):
+    made({"name": "gru"}, scale=scale)
 
 
 @pytest.mark.parametrize("settings", all_cells())
@@ -110,6 +132,38 @@ def test_keep_changes_the_named_gate_and_nothing_else(settings, keep):
   if keep["kind"] != "uniform":
     expected = sign * np.asarray(drawn(KEY, 8))
     assert_close(blocks(changed)[block], expected, atol=0)
+
+
+@pytest.mark.parametrize("settings", all_cells("keep"))
+def test_keep_reaches_three_layers_of_two_directions_once(settings):
+  name, reset = settings["name"], settings.get("reset")
+  gates_of = interchange.CELLS[name].GATES
+  # In a convention where z keeps, the exported logit of every cell is `keep`.
+  convention = interchange.Convention(
+    gates_of, "keeps" if "z" in gates_of else None, reset
+  )
+  block, sign = PLACES[name]
+
+  def six(**more):
+    stack = [cells.make(hidden=8, recurrent="identity", **settings, **more)] * 3
+    made = layers.init_directions(stack, KEY, 5, "both")
+    return [own for layer in made for own in layer.values()]
+
+  plain = six()
+  moved = six(keep={"kind": "constant", "value": -2.5})
+  assert len(plain) == 6
+  for params, other in zip(plain, moved, strict=True):
+    for own, keep in ((params, 1.0), (other, -2.5)):
+      expected = np.zeros((len(gates_of), 8))
+      expected[block] = keep
+      arrays = interchange.to_packed(name, own, convention, reset)
+      both = arrays["bias_ih"] + arrays["bias_hh"]
+      assert_close(both.reshape(-1, 8), expected, atol=0)
+      back = interchange.from_packed(name, arrays, convention, reset)
+      assert_close(blocks(back), sign * expected, atol=0)
+      assert not np.any(back.get("bh_H", 0))
+    # So the one slice is all that a sweep of `keep` moves.
+    assert_close(other | {"b_G": params["b_G"]}, params, atol=0)
 
 
 @pytest.mark.parametrize("settings", all_cells("keep"))

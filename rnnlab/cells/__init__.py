@@ -47,20 +47,26 @@ def make(name=None, **hparams) -> Cell:
     raise ValueError(
       f"model.cell.dtype is one of {DTYPES}, not {bound['dtype']!r}"
     )
+  if not 0 <= bound.get("scale", 1.0) <= 1e4:
+    raise ValueError(
+      f"model.cell.scale must be in 0 .. 1e4, not {bound['scale']}"
+    )
   return module.make(**bound)
 
 
-def packed(key, gates, hidden, d_in, *, recurrent, input, bias, learned):
+def packed(key, gates, hidden, d_in, *, recurrent, scale, input, bias, learned):
   """Parameters of `gates` affine maps in one: w_GD, u_GH and, if asked, b_G.
 
-  learned: names of initial vectors that are parameters too; they start at 0.
+  scale: a factor on what `recurrent` draws; 0.9 starts an orthogonal U at the
+  spectral radius 0.9. learned: names of initial vectors that are parameters
+  too; they start at 0.
   """
   key_w, key_u = jax.random.split(key)
   # The reference range of "uniform" is 1/sqrt(H) for both sides.
   bound = hidden**-0.5
   params = {
     "w_GD": nn.init(input, key_w, hidden, d_in, gates, bound),
-    "u_GH": nn.init(recurrent, key_u, hidden, hidden, gates, bound),
+    "u_GH": scale * nn.init(recurrent, key_u, hidden, hidden, gates, bound),
   }
   params |= {"b_G": jnp.zeros(gates * hidden)} if bias else {}
   return params | {name: jnp.zeros(hidden) for name in learned}

@@ -61,6 +61,7 @@ def make(
   layers: int = 1,
   tied: bool = False,
   dropout: float = 0.0,
+  chunk: int | None = None,
   cell: dict,
 ) -> LM:
   """Builds the model.
@@ -68,11 +69,12 @@ def make(
   never: ids that are not predicted (the pad): their logits are masked out.
   cell: settings of `cells.make`, the name included. tied: the readout uses the
   embedding's table, which needs embed == hidden. dropout: on every layer's
-  output, during training alone (when a key is given).
+  output, during training alone (when a key is given). chunk: that of
+  `scan.unroll`: less memory for the backward pass, for some recomputation.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
+  sizes = {"embed": embed, "hidden": hidden, "layers": layers, "chunk": chunk}
   for name, value in sizes.items():
-    if value < 1:
+    if value is not None and value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
   if not 0 <= dropout < 1:
     raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
@@ -118,7 +120,12 @@ def make(
 
     x = scan.Lookup(params["embed_VD"], tokens_BT)
     carry, h_BTH = stacks.unroll(
-      stack, params["cells"], x, carry, between=between, **options
+      stack,
+      params["cells"],
+      x,
+      carry,
+      between=between,
+      **{"chunk": chunk} | options,
     )
     return carry, finish(params, nn.product(h_BTH, output_weight(params).T))
 

@@ -15,18 +15,22 @@ class Task(NamedTuple):
   training batch i is a function of (data seed, i) alone.
   """
 
-  vocab: Any  # data.vocabulary.Vocabulary, stored with the run
+  vocab: Any  # data.vocabulary.Vocabulary, stored with the run; or None
   init: Any  # (key) -> params
   carry: Any  # (params) -> carry over batches; () where they are independent
   loss: Any  # (params, carry, batch, key) -> Mean, (carry, {name: Mean})
   report: Any  # (params, carry, batch) -> carry, {name: Mean}
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
-  reads: Any = "prefix"  # what a prompt is: a "prefix" to go on, or a "source"
+  # What a prompt is: a "prefix" to go on, a "source", or an "example"'s number.
+  reads: Any = "prefix"
   noisy: Any = False  # whether every second source symbol is noise
+  metric: Any = "nll"  # of `report`: what is shown, and selects the best
+  unit: Any = "tokens"  # what its count counts
   # Of the data; a task made without data, which can generate, has none.
   facts: Any = None  # dict: digest, sizes, repeats, for the record
-  texts: Any = None  # dict: split -> its examples, as a person reads them
-  per_epoch: Any = None  # how many training batches are an epoch
+  texts: Any = None  # dict: split -> its examples, as a person reads them;
+  # numbers where examples are drawn, and no "train" where it has no end
+  per_epoch: Any = None  # how many training batches are an epoch; None: no end
   train_batches: Any = None  # (start) -> batches from number start on, no end
   eval_batches: Any = None  # (split, size, extra, first) -> the split, in order
   details: Any = None  # (params, split, size, extra, first) -> tables

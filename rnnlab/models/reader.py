@@ -1,0 +1,76 @@
+"""A stack of cells that reads a sequence, and an affine readout of its states.
+
+  y_t = W_o h_t + b_o
+
+at every step, or at the few that are asked for. The readout is the same for a
+classification and a regression: the caller takes y for logits or for values.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rnnlab import cells, nn, scan
+from rnnlab import layers as stacks
+
+
+class Reader(NamedTuple):
+  """A model of sequences: functions of params. See the functions in `make`."""
+
+  init: Any  # (key) -> params
+  apply: Any  # (params, x, carry, **options) -> carry, y_BUV
+
+
+def make(
+  *,
+  inputs: int,
+  outputs: int,
+  hidden: int,
+  embed: int | None = None,
+  layers: int = 1,
+  chunk: int | None = None,
+  cell: dict,
+) -> Reader:
+  """Builds the model.
+
+  inputs: the width of the input vectors; a token stands for a one-hot one.
+  embed: a learned linear map to so many dimensions first; None reads the
+  inputs as they are. chunk: that of `scan.unroll`: less memory for the backward
+  pass, for some recomputation. cell: settings of `cells.make`, the name
+  included.
+  """
+  sizes = {"inputs": inputs, "outputs": outputs, "hidden": hidden}
+  sizes |= {"embed": embed, "layers": layers, "chunk": chunk}
+  for name, value in sizes.items():
+    if value is not None and value < 1:
+      raise ValueError(f"model.{name} must be at least 1, not {value}")
+  stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
+
+  def init(key):
+    key_e, key_c, key_o = jax.random.split(key, 3)
+    params = {
+      "cells": stacks.init(stack, key_c, embed or inputs),
+      "out": nn.linear(key_o, outputs, hidden),
+    }
+    if embed:
+      params["embed_VD"] = jax.random.normal(key_e, (inputs, embed))
+    return params
+
+  def inputs_of(params, x):
+    if jnp.issubdtype(x.dtype, jnp.integer):
+      return scan.Lookup(params["embed_VD"] if embed else jnp.eye(inputs), x)
+    return nn.product(x, params["embed_VD"]) if embed else x
+
+  def apply(params, x, carry=None, *, at=slice(None), **options):
+    """Reads x from `carry` on, and reads out the steps of the slice `at`.
+
+    x: tokens_BT or x_BTV. Returns (carry, y_BUV), U the steps of `at`: no
+    other has a readout. options: those of `scan.unroll`.
+    """
+    x, options = inputs_of(params, x), {"chunk": chunk} | options
+    carry, h_BTH = stacks.unroll(stack, params["cells"], x, carry, **options)
+    y_BUV = nn.product(h_BTH[:, at], params["out"]["w_VH"].T)
+    return carry, y_BUV + jnp.broadcast_to(params["out"]["b_V"], y_BUV.shape)
+
+  return Reader(init, apply)
