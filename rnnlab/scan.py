@@ -20,6 +20,16 @@ class Lookup(NamedTuple):
   tokens_BT: Any
 
 
+class Trace(NamedTuple):
+  """What happened at every step, as columns with the time first."""
+
+  carry: Any  # the final carry, batch first
+  out: Any  # out_BTH, as from `unroll`
+  entries: Any  # the carry that a step reads, after a reset: h_THB
+  inputs_TGB: Any  # the projected input
+  activations: Any  # all `a` of a step, where masked too
+
+
 class Steps(NamedTuple):
   """What a segment of time reads, time first: inputs and flags."""
 
@@ -106,6 +116,31 @@ def mask_of(length_B, T):
 def step(cell, params, carry, u_GB, memory=None):
   """One step of `cell` on columns, for loops of a caller's own: carry, out."""
   return cell.update(carry, _drive(cell, params, memory, carry, u_GB), memory)
+
+
+def trace(
+  cell, params, x, carry=None, *, memory=None, mask_BT=None, reset_BT=None
+) -> Trace:
+  """Runs `cell` as `unroll` does and returns all that the steps computed.
+
+  Its arguments are those of `unroll`. It is O(T) memory, for looking at a run;
+  `step` from an entry and its input is that step again. Differentiable in any
+  mode.
+  """
+  table, steps, batch = _steps(cell, params, x, mask_BT, reset_BT)
+  start = cell.carry(params, batch)
+  carry = start if carry is None else _columns(carry, start)
+  xs = steps if table is not None else _project(cell, params, steps)
+
+  def body(carry, step):
+    carry, out, entry, a = _step(
+      cell, params, memory, table, start, carry, step
+    )
+    return carry, (out, entry, _read(table, step.x), a)
+
+  carry, (out, *rest) = lax.scan(body, carry, xs)
+  out = jax.tree.map(lambda o: jnp.moveaxis(o, -1, 0), out)
+  return Trace(_rows(carry), out, *rest)
 
 
 def _steps(cell, params, x, mask_BT, reset_BT):

@@ -70,7 +70,7 @@ def make(
       state_HB = state_HB + params["bh_H"][:, None]
     return gates_GB, u_GB[2 * hidden :], state_HB
 
-  def gates(params, h_HB, u_GB, a, memory):
+  def before(params, h_HB, u_GB, a, memory):
     u_GH = params["u_GH"][: 2 * hidden]
     return u_GB[: 2 * hidden] + nn.product(u_GH, h_HB, dtype)
 
@@ -90,5 +90,9 @@ def make(
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
-  drive = (after,) if reset == "after" else (gates, candidate)
-  return cells.Cell(init, carry, project, drive, update)
+  def gates(a):
+    gates_GB = a[0][0] if reset == "after" else a[0]
+    return {"reset": gates_GB[:hidden], "replace": gates_GB[hidden:]}
+
+  drive = (after,) if reset == "after" else (before, candidate)
+  return cells.Cell(init, carry, project, drive, update, gates)

@@ -68,4 +68,8 @@ def make(
     h_HB = jax.nn.sigmoid(o) * jnp.tanh(c_HB)
     return (h_HB, c_HB), cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update)
+  def gates(a):
+    i, f, _, o = jnp.split(a[0], 4)
+    return {"keep": f, "input": i, "output": o}
+
+  return cells.Cell(init, carry, project, (drive,), update, gates)

@@ -61,4 +61,7 @@ def make(
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update)
+  def gates(a):
+    return {"replace": a[0][:hidden]}
+
+  return cells.Cell(init, carry, project, (drive,), update, gates)

@@ -24,6 +24,7 @@ class LM(NamedTuple):
   apply: Any  # (params, tokens_BT, carry, **options) -> carry, logits_BTV
   read: Any  # (params, tokens_BT, length_B) -> Cursor, logprob_B
   generate: Any  # (params, key, cursor, **how) -> Generated
+  recurrence: Any  # (params, tokens_BT, targets_BT) -> layers.Recurrence
 
 
 class Cursor(NamedTuple):
@@ -137,6 +138,26 @@ def make(
 
   cell_of_stack = stacks.as_cell(stack)
 
+  def recurrence(params, tokens_BT, targets_BT, carry=None, **flags):
+    """All layers as one recurrence, for an analysis; no dropout.
+
+    targets_BT: what its loss measures the readout against. flags: mask_BT and
+    reset_BT of `scan.unroll`.
+    """
+
+    def loss(h_BTH):
+      return metrics.cross_entropy(readout(params, h_BTH), targets_BT)
+
+    return stacks.Recurrence(
+      "stack",
+      cell_of_stack,
+      params["cells"],
+      scan.Lookup(params["embed_VD"], tokens_BT),
+      carry,
+      loss=loss,
+      **flags,
+    )
+
   def generate(params, key, cursor, *, limit, stop, pad, **how) -> Generated:
     """Draws up to `limit` tokens a row, in one loop that ends when all have.
 
@@ -202,4 +223,4 @@ def make(
     cursor, out = lax.while_loop(going, draw, (cursor, out))
     return out._replace(cursor=cursor)
 
-  return LM(init, apply, read, generate)
+  return LM(init, apply, read, generate, recurrence)

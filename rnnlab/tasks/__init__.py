@@ -23,6 +23,7 @@ class Task(NamedTuple):
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
   reads: Any = "prefix"  # what a prompt is: a "prefix" to go on, or a "source"
   noisy: Any = False  # whether every second source symbol is noise
+  recurrences: Any = None  # (params, carry, batch) -> [layers.Recurrence]
   # Of the data; a task made without data, which can generate, has none.
   facts: Any = None  # dict: digest, sizes, repeats, for the record
   texts: Any = None  # dict: split -> its examples, as a person reads them
