@@ -162,3 +162,46 @@ def _plain_ticks(axis):
   axis.set_major_locator(LogLocator(subs=fine))
   axis.set_major_formatter("{x:g}")
   axis.set_minor_formatter("")
+
+
+CURVES = {
+  "product": ("norm of the product, 10-90 %", COLOURS[0], "o-"),
+  "bound": ("product of the norms (bound)", "black", "--"),
+  "radius": ("spectral radius to the distance", COLOURS[4], ":"),
+  "direct path": ("direct path, best unit", COLOURS[2], "-."),
+  "gradient": ("gradient, relative", COLOURS[1], "-"),
+}
+
+
+def sensitivity(curves, path):
+  """Norms against the distance, on a logarithmic axis; returns the path.
+
+  curves: {recurrence: {"distance": D of them, name of CURVES: D triples of
+  log10, 10, 50 and 90 % over rows}}. The band is from 10 to 90 %.
+  """
+  figure, grid = _figure(1, len(curves), (9, 3.4 * len(curves)))
+  from matplotlib.ticker import MaxNLocator
+
+  for (name, own), axes in zip(curves.items(), grid[:, 0], strict=True):
+    for curve, (label, colour, style) in CURVES.items():
+      if curve not in own:
+        continue
+      low, middle, high = np.where(
+        np.isfinite(own[curve]), np.array(own[curve]), np.nan
+      ).T
+      drawn = {"color": colour, "label": label, "markersize": 4}
+      axes.plot(own["distance"], middle, style, linewidth=2, **drawn)
+      if curve == "product":
+        axes.fill_between(own["distance"], low, high, color=colour, alpha=0.2)
+    axes.set_title(name)
+    axes.set_xlabel("distance to the last step (steps)")
+    axes.set_ylabel("factor on a change of state (no unit)")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(_ten_to)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+  return _save(figure, path)
+
+
+def _ten_to(exponent, position=None):
+  return f"$10^{{{exponent:g}}}$"

@@ -170,6 +170,25 @@ def test_retention_shows_every_recurrence_before_and_after(drawn, tmp_path):
   assert "100" in ticks and not any("{" in tick for tick in ticks)
 
 
+def test_sensitivity_is_drawn_past_the_range_of_floats(drawn, tmp_path):
+  bound = [[-500.0, -400.0, -300.0], [600.0, 700.0, 800.0]]
+  gone = [[-math.inf] * 3, [NAN] * 3]
+  curves = {
+    "a": {"distance": [1, 900], "bound": bound, "product": gone},
+    "b": {"distance": [1], "product": [[0.0, 1.0, 2.0]]},
+  }
+  assert is_png(figures.sensitivity(curves, tmp_path / "s.png"))
+  figure = drawn.pop()
+  first, second = figure.axes
+  product, middle = first.lines
+  assert list(middle.get_ydata()) == [-400, 700]
+  assert np.isnan(product.get_ydata()).all()
+  assert "steps" in first.get_xlabel() and "no unit" in first.get_ylabel()
+  figure.canvas.draw()
+  assert any("10^" in label.get_text() for label in first.get_yticklabels())
+  assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
+
+
 def test_nothing_to_draw_is_said(tmp_path):
   with pytest.raises(ValueError, match="at least one row, there are 0"):
     figures.by_length([], tmp_path / "b.png")

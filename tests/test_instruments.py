@@ -11,6 +11,7 @@ from conftest import assert_close
 from test_scripts import command, record
 
 from rnnlab import instruments, train, trained
+from rnnlab.instruments.sensitivity import power_of_ten
 
 STEPS = {"train.steps": 4, "train.eval_every": 4, "train.save_every": 4}
 KEPT = {"kind": "half_life", "steps": 20.0}
@@ -62,6 +63,43 @@ def test_retention_tells_the_start_and_now(run, tmp_path):
   assert steps == sum(len(t) + 1 for t in loaded.task.texts["train"][:2])
   path = reading.draw(tmp_path / "new" / "r.png")
   assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_sensitivity_by_distance(run, tmp_path):
+  _, loaded = run
+  reading = instruments.read("sensitivity", loaded, "train", first=5)
+  overview, table = reading.tables
+  found = reading.record["stack"]
+  assert overview[1][0] == "stack" and overview[1][-1] == ""  # it has gates
+  lengths = sorted(len(t) + 1 for t in loaded.task.texts["train"][:5])
+  assert found["steps"] == lengths[2]
+  assert found["distance"][-1] <= lengths[-1] < 9
+  assert [row[0] for row in table[1:]] == found["distance"]
+  log10 = found["log10"]
+  assert list(log10) == table[0][1:]
+  assert log10["gradient"][0] == 0
+  for product, bound in zip(log10["product"], log10["bound"], strict=True):
+    assert product <= bound + 1e-3
+  terms = [found[term] for term in ("direct", "gate", "candidate")]
+  assert sum(terms) == pytest.approx(1, abs=0.1)  # medians, each its own row's
+  assert reading.draw(tmp_path / "s.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+  "log10, text",
+  [
+    (-0.5, "3.16e-01"),
+    (0.0, "1.00e+00"),
+    (430.3, "2.00e+430"),
+    (-431.0, "1.00e-431"),
+    (2.999999, "1.00e+03"),
+    (-math.inf, "0"),
+    (math.nan, "nan"),
+  ],
+)
+def test_numbers_that_have_no_float_are_written(log10, text):
+  assert power_of_ten(log10) == text
 
 
 def test_what_cannot_be_measured_is_said(run):

@@ -269,7 +269,8 @@ def test_the_radius_misleads_and_the_bound_says_nothing(x64):
   u_HH = np.array([[0.5, 3.0], [0.0, 0.5]])
   r = linear(u_HH, 40)
   distance_D = np.arange(1, 41)
-  found = jax.jit(lambda: sensitivity.measure(r, distance_D))()
+  found = jax.jit(lambda: sensitivity.measure(r, points=1000))()
+  assert_close(np.asarray(found["distance_D"]), distance_D)
   gain_D = np.exp(found["log_gain_DBK"][:, 0, 0])
   bound_D = np.exp(found["log_bound_DB"][:, 0])
   assert found["radius_B"].item() == pytest.approx(0.5, rel=0.03)
@@ -362,11 +363,10 @@ def test_the_direct_path_is_all_only_while_gates_are_frozen(frozen, x64):
 @pytest.mark.slow
 def test_measures_of_a_row_do_not_depend_on_its_company():
   r = recurrence({"name": "gru"})
-  distance_D = sensitivity.distances(T)
 
   @jax.jit
   def measure(x, mask_BT):
-    return sensitivity.measure(r._replace(x=x, mask_BT=mask_BT), distance_D)
+    return sensitivity.measure(r._replace(x=x, mask_BT=mask_BT))
 
   one = measure(r.x, MASK_BT)
   other = measure(r.x.at[0].mul(-2).at[2].set(jnp.nan), MASK_BT[[0, 1, 1]])
@@ -376,9 +376,9 @@ def test_measures_of_a_row_do_not_depend_on_its_company():
       np.take(np.asarray(found[name]), 1, axis) for found in (one, other)
     ]
     np.testing.assert_allclose(*rows_, atol=1e-4)
-  there_D = distance_D <= MASK_BT[1].sum()
+  there_D = one["distance_D"] <= MASK_BT[1].sum()
   for name in ("log_gain_DBK", "log_bound_DB", "log_direct_DB"):
-    row_D = np.reshape(one[name][:, 1], (len(distance_D), -1))[:, 0]
+    row_D = np.reshape(one[name][:, 1], (len(there_D), -1))[:, 0]
     assert (np.isfinite(row_D) == there_D).all()
   np.testing.assert_allclose(one["share_B3"].sum(1), 1, rtol=1e-5)
 

@@ -21,29 +21,32 @@ SATURATED = 0.99
 TERMS = ("direct", "gate", "candidate")
 
 
-def distances(T, n=16) -> np.ndarray:
-  """1 .. T in about n steps of equal ratio."""
-  return np.unique(np.round(np.geomspace(1, T, n)).astype(int))
+def distances(T, points=16) -> np.ndarray:
+  """1 .. T, at most `points` of them, spaced by an equal ratio."""
+  return np.unique(np.round(np.geomspace(1, T, points)).astype(int))
 
 
-def measure(recurrence, distance_D, samples=8) -> dict:
+def measure(recurrence, points=16, samples=8) -> dict:
   """Everything below of one recurrence; logs are natural, NaN is "no such".
 
+  distance_D        `distances` of its T
   log_gain_DBK      of leading singular values of the last d steps' product,
                     the norm first, at every distance
   log_bound_DB      of the product of their norms
   log_gradient_DB   of |dL/ds_{T-d}|, as `products.log_gradients` has it
   log_direct_DB     of the direct path: the unit of the gates that keeps most
+  exponent_BK       leading singular values of a row's whole path, a step: its
+                    finite-time Lyapunov exponents
   norm_B, radius_B  of J, geometric means over all steps and over samples
   share_B3          of the TERMS of J in the sum of their norms: `terms`
   saturated_B, slope_B   of a cell without gates: `activity`; else None
 
-  samples: so many steps, evenly spread, where a measure would take too long
-  at all. Traceable; distance_D holds ints from 1 to T.
+  samples: so many steps, evenly spread, where a measure would take too long at
+  all. Traceable.
   """
   path = follow(recurrence)
-  distance_D = jnp.asarray(distance_D)
   T, length_B = path.steps.real_B.shape[0], path.length_B
+  distance_D = jnp.asarray(distances(T, points))
   there_DB = distance_D[:, None] <= length_B[None]
 
   def at_distance(log_TB):
@@ -65,11 +68,13 @@ def measure(recurrence, distance_D, samples=8) -> dict:
   if path.gates is None:
     saturated_B, slope_B = activity(path)
   return {
+    "distance_D": distance_D,
     "length_B": length_B,
     "log_gain_DBK": jnp.where(there_DB[..., None], gain_DBK, jnp.nan),
     "log_bound_DB": at_distance(log_norm_TB),
     "log_gradient_DB": products.log_gradients(path)[distance_D - 1],
     "log_direct_DB": None if direct_TB is None else direct_TB[distance_D - 1],
+    "exponent_BK": gain_DBK[-1] / length_B[:, None],
     "norm_B": jnp.exp(jnp.sum(log_norm_TB, axis=0) / length_B),
     "radius_B": jnp.exp(jnp.mean(jnp.log(radius_SB), axis=0)),
     "share_B3": jnp.mean(share_SB3, axis=0),

@@ -1,49 +1,16 @@
-"""What can be measured of a trained run: one function a question.
-
-Each takes a `trained.Trained` and a split, and returns a `Reading`. A new one
-needs a function here, its name in `ALL`, and whatever it draws in `figures`.
-"""
-
-from typing import Any, NamedTuple
+"""Half-lives, saturation and slopes of all gates, at the start and now."""
 
 import jax
 import numpy as np
 
 from rnnlab import figures
 from rnnlab.analysis import retention
+from rnnlab.instruments import Reading, filled
 
 
-class Reading(NamedTuple):
-  """The answer: tables of rows with a header, a record, and how to draw it."""
-
-  tables: list
-  record: dict
-  draw: Any  # (path) -> path
-
-
-def read(what, run, split="validation", first=None) -> Reading:
-  """Measures `what`, one of ALL, on the first examples of a split.
-
-  first: so many of them; None is what the measure takes by itself. Raises
-  ValueError where the run's task shows no recurrence, or has no such data.
-  """
-  if what not in ALL:
-    raise ValueError(f"what can be measured is {', '.join(ALL)}, not {what!r}")
-  if run.task.recurrences is None:
-    raise ValueError(
-      f"{what}: this run's task does not say which recurrences it runs "
-      "(Task.recurrences), so there is nothing to measure"
-    )
-  if not run.task.texts[split]:
-    raise ValueError(f"the {split} split is empty: nothing to measure")
-  return ALL[what](run, split, first)
-
-
-def _retention(run, split, first) -> Reading:
-  """Half-lives, saturation and slopes of all gates, at the start and now."""
-  task = run.task
-
-  names = []
+def read(run, split, first) -> Reading:
+  """By gate, over all examples of the split unless `first` says fewer."""
+  task, names = run.task, []
 
   @jax.jit
   def step(params, carry, batch):
@@ -66,12 +33,11 @@ def _retention(run, split, first) -> Reading:
   before, now = measured(run.initial()), measured(run.params)
   if not now:
     raise ValueError("retention: no cell of this run has a gate")
-  rows, record = [["gate", "at step", *_SHOWN]], {}
+  rows, record = [["gate", "at step", *SHOWN]], {}
   for name in now:
     for step_, found in ((0, before[name]), (run.step, now[name])):
-      shown = {column: show(found) for column, show in _SHOWN.items()}
-      cells = ["" if value is None else value for value in shown.values()]
-      rows.append([name, step_, *cells])
+      shown = {column: show(found) for column, show in SHOWN.items()}
+      rows.append(filled([name, step_, *shown.values()]))
       record.setdefault(name, []).append({"step": step_} | shown)
 
   def draw(path):
@@ -91,7 +57,7 @@ def _quantile(share):
   return show
 
 
-_SHOWN = {
+SHOWN = {
   "steps": lambda found: found["steps"],
   "half-life 5%": _quantile(0.05),
   "median": _quantile(0.5),
@@ -101,4 +67,3 @@ _SHOWN = {
   "at 0": lambda found: found["zero"],
   "at 1": lambda found: found["one"],
 }
-ALL = {"retention": _retention}
