@@ -101,3 +101,107 @@ def by_length(rows, path):
   axes.set_ylim(np.nanmin([95, *(100 * low - 2)]), 100.5)
   axes.grid(alpha=0.3)
   return _save(figure, path)
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+# Of the gates that one cell may have together.
+OF_GATE = {"keep": 0, "replace": 0, "input": 1, "reset": 1, "output": 2}
+
+
+def retention(before, now, step, path):
+  """Half-lives and slopes of all gates at the start and now; returns the path.
+
+  before, now: {"<recurrence>/<gate>": a gate of `retention.summary`}. One row a
+  recurrence: units sorted by half-life, and by slope for every gate.
+  """
+  groups = {}
+  for name in now:
+    groups.setdefault(name.rpartition("/")[0], []).append(name)
+  figure, grid = _figure(2, len(groups), (10, 3.1 * len(groups)))
+  for (group, names), (left, right) in zip(groups.items(), grid, strict=True):
+    for name in names:
+      gate = name.rpartition("/")[2]
+      for found, style, when in (
+        (before[name], ":", "initialised"),
+        (now[name], "-", f"step {step}"),
+      ):
+        drawn = {"linestyle": style, "color": COLOURS[OF_GATE[gate]]}
+        label = f"{gate}, {when}"
+        _sorted(right, found["slope_H"], label=label, **drawn)
+        if "half_life_H" in found:
+          _sorted(left, found["half_life_H"], label=when, **drawn)
+    left.set_yscale("log")
+    _plain_ticks(left.yaxis)
+    left.set_ylabel("half-life, direct path (steps)")
+    left.legend()
+    right.set_ylabel("mean slope (at most 1/4)")
+    right.set_ylim(0, 0.26)
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    for axes in (left, right):
+      axes.set_title(group)
+      axes.set_xlabel("units, sorted (%)")
+      axes.grid(alpha=0.3, which="both")
+  return _save(figure, path)
+
+
+def _sorted(axes, x_H, **drawn):
+  """Units by their value; infinite ones leave a gap at the end."""
+  x_H = np.sort(x_H)
+  share_H = 100 * (np.arange(len(x_H)) + 0.5) / len(x_H)
+  x_H = np.where(np.isfinite(x_H), x_H, np.nan)
+  axes.plot(share_H, x_H, linewidth=2, **drawn)
+
+
+def _plain_ticks(axis):
+  """Labels of a logarithmic axis as numbers: 0.5, 1, 2, 5, 10."""
+  from matplotlib.ticker import LogLocator
+
+  low, high = sorted(axis.get_view_interval())
+  fine = (1, 2, 5) if high < 300 * low else (1,)
+  axis.set_major_locator(LogLocator(subs=fine))
+  axis.set_major_formatter("{x:g}")
+  axis.set_minor_formatter("")
+
+
+CURVES = {
+  "product": ("norm of the product, 10-90 %", COLOURS[0], "o-"),
+  "bound": ("product of the norms (bound)", "black", "--"),
+  "radius": ("spectral radius to the distance", COLOURS[4], ":"),
+  "direct path": ("direct path, best unit", COLOURS[2], "-."),
+  "gradient": ("gradient, relative", COLOURS[1], "-"),
+}
+
+
+def sensitivity(curves, path):
+  """Norms against the distance, on a logarithmic axis; returns the path.
+
+  curves: {recurrence: {"distance": D of them, name of CURVES: D triples of
+  log10, 10, 50 and 90 % over rows}}. The band is from 10 to 90 %.
+  """
+  figure, grid = _figure(1, len(curves), (9, 3.4 * len(curves)))
+  from matplotlib.ticker import MaxNLocator
+
+  for (name, own), axes in zip(curves.items(), grid[:, 0], strict=True):
+    for curve, (label, colour, style) in CURVES.items():
+      if curve not in own:
+        continue
+      low, middle, high = np.where(
+        np.isfinite(own[curve]), np.array(own[curve]), np.nan
+      ).T
+      drawn = {"color": colour, "label": label, "markersize": 4}
+      axes.plot(own["distance"], middle, style, linewidth=2, **drawn)
+      if curve == "product":
+        axes.fill_between(own["distance"], low, high, color=colour, alpha=0.2)
+    axes.set_title(name)
+    axes.set_xlabel("distance to the last step (steps)")
+    axes.set_ylabel("factor on a change of state (no unit)")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(_ten_to)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+  return _save(figure, path)
+
+
+def _ten_to(exponent, position=None):
+  return f"$10^{{{exponent:g}}}$"

@@ -1,9 +1,40 @@
 """Stacks of cells: layer by layer over time, or as one cell, step by step."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from rnnlab import cells, scan
+
+
+class Recurrence(NamedTuple):
+  """One recurrence of a model and what it read: what an analysis starts from.
+
+  Time is the order of reading: a backward direction has its last step first.
+  """
+
+  name: Any
+  cell: Any
+  params: Any
+  x: Any  # x_BTD, or a scan.Lookup
+  carry: Any = None  # the initial carry, batch first; None is the cell's own
+  memory: Any = None
+  mask_BT: Any = None
+  reset_BT: Any = None
+  loss: Any = None  # (out) -> loss_BT of each step's output, in nats; or None
+
+  def trace(self) -> scan.Trace:
+    """Every step of it."""
+    return scan.trace(
+      self.cell,
+      self.params,
+      self.x,
+      self.carry,
+      memory=self.memory,
+      mask_BT=self.mask_BT,
+      reset_BT=self.reset_BT,
+    )
 
 
 def init(stack, key, d_in):
@@ -86,6 +117,26 @@ def unroll_directions(stack, params, x, *, between=None, **options):
   return tuple(finals), x
 
 
+def recurrences(stack, params, x, mask_BT=None) -> list[Recurrence]:
+  """Every direction of every layer that `unroll_directions` would run."""
+  found = []
+  for layer, cell in enumerate(stack):
+    for name in sorted(params[layer], reverse=True):  # forward, then backward
+      turn = _turned if name == "backward" else lambda x: x
+      read = Recurrence(f"{layer}/{name}", cell, params[layer][name], turn(x))
+      found.append(read._replace(mask_BT=turn(mask_BT)))
+    below = [cell], params[layer : layer + 1], x
+    _, x = unroll_directions(*below, mask_BT=mask_BT)
+  return found
+
+
+def _turned(x):
+  """The last step first."""
+  if isinstance(x, scan.Lookup):
+    return x._replace(tokens_BT=x.tokens_BT[:, ::-1])
+  return None if x is None else x[:, ::-1]
+
+
 def as_cell(stack) -> cells.Cell:
   """One cell of several layers, for loops that step through all of them.
 
@@ -144,6 +195,14 @@ def as_cell(stack) -> cells.Cell:
       new.append(last)
     return tuple(new), out
 
+  def gates(a):
+    return {
+      f"{layer}/{name}": logits_HB
+      for layer, cell in enumerate(stack)
+      if cell.gates
+      for name, logits_HB in cell.gates(own(a, layer)).items()
+    }
+
   return cells.Cell(
     lambda key, d_in: init(stack, key, d_in),
     carry,
@@ -151,4 +210,5 @@ def as_cell(stack) -> cells.Cell:
     tuple(drive),
     update,
     weights,
+    gates if any(cell.gates for cell in stack) else None,
   )

@@ -20,6 +20,16 @@ class Lookup(NamedTuple):
   tokens_BT: Any
 
 
+class Trace(NamedTuple):
+  """What happened at every step, as columns with the time first."""
+
+  carry: Any  # the final carry, batch first
+  out: Any  # out_BTH, as from `unroll`
+  entries: Any  # the carry that a step reads, after a reset: h_THB
+  inputs: Any  # the projected input, u of every step
+  activations: Any  # all `a` of a step, where masked too
+
+
 class Steps(NamedTuple):
   """What a segment of time reads, time first: inputs and flags."""
 
@@ -119,6 +129,34 @@ def project_table(cell, params, table_VD):
 def read(table, tokens_B):
   """The projected input of one step, u as columns."""
   return jax.tree.map(lambda t: t[tokens_B].T[: -backend.ROW_PADDING], table)
+
+
+def trace(
+  cell, params, x, carry=None, *, memory=None, mask_BT=None, reset_BT=None
+) -> Trace:
+  """Runs `cell` as `unroll` does and returns all that the steps computed.
+
+  Its arguments are those of `unroll`. It is O(T) memory, for looking at a run;
+  `step` from an entry and its input is that step again. Differentiable in any
+  mode.
+  """
+  table, steps, batch = _steps(cell, params, x, mask_BT, reset_BT)
+  start = cell.carry(params, batch)
+  carry = start if carry is None else _columns(carry, start)
+  weights, xs = cell.weights(params, False), steps
+  if table is None:
+    xs = steps._replace(x=_project(cell, params, steps.x))
+
+  def body(carry, step):
+    carry, out, entry, a = _step(
+      cell, weights, memory, table, start, carry, step
+    )
+    u = step.x if table is None else read(table, step.x)
+    return carry, (out, entry, u, a)
+
+  carry, (out, *rest) = lax.scan(body, carry, xs)
+  out = jax.tree.map(lambda o: jnp.moveaxis(o, -1, 0), out)
+  return Trace(_rows(carry), out, *rest)
 
 
 def _steps(cell, params, x, mask_BT, reset_BT):

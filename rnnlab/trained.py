@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rnnlab import checkpoint, rundir, tasks
+from rnnlab import checkpoint, rundir, tasks, update
 
 
 class Trained(NamedTuple):
@@ -14,6 +14,7 @@ class Trained(NamedTuple):
   params: Any
   step: int
   notes: list  # what had to be passed over, for a person to read
+  initial: Any  # () -> the parameters before the first update
 
 
 def load(workdir, which="best", path=None, needs_data=True) -> Trained:
@@ -26,7 +27,7 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
   is damaged, or does not fit.
   """
   config, facts = rundir.load(workdir)
-  for name in ("task", "model", "vocabulary", "data"):
+  for name in ("seed", "task", "model", "vocabulary", "data"):
     if name not in config | facts:
       raise ValueError(f"{workdir} is damaged: its files hold no {name!r}")
   settings = config["task"] | {"model": config["model"]}
@@ -49,7 +50,12 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
     notes.append(f"without the data: {error}")
     task = tasks.make(**settings, data=False)
   params, step, passed = _restore(workdir, which, task)
-  return Trained(task, params, step, notes + passed)
+
+  @jax.jit
+  def initial():
+    return update.init_params(task, jax.random.key(config["seed"]))[0]
+
+  return Trained(task, params, step, notes + passed, initial)
 
 
 def _restore(workdir, which, task):

@@ -40,10 +40,15 @@ class Updates(NamedTuple):
   done_K: Any
 
 
+def init_params(task, key):
+  """(the first parameters of a run with this key, the key of its updates)."""
+  key_init, key = jax.random.split(key)
+  return task.init(key_init), key
+
+
 def init_state(task, optimizer, key) -> TrainState:
   """The state before the first update."""
-  key_init, key = jax.random.split(key)
-  params = task.init(key_init)
+  params, key = init_params(task, key)
   # Three buffers, since none may be donated twice.
   step, skipped, streak = (jnp.zeros((), jnp.int32) for _ in range(3))
   return TrainState(

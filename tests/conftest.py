@@ -65,6 +65,22 @@ def all_cells(*takes):
   return found
 
 
+def slow_but(quick, found):
+  """The same parameters, all marked slow but those with the ids `quick`.
+
+  For laws of long compilations, of which a quick run of the tests wants one.
+  """
+  assert set(quick) <= {each.id for each in found}
+  return [
+    pytest.param(
+      *each.values,
+      id=each.id,
+      marks=[] if each.id in quick else [pytest.mark.slow],
+    )
+    for each in found
+  ]
+
+
 def draw(cell, d_in, seed=0, scale=0.3):
   """Parameters with nothing left at zero: initial ones plus normal noise."""
   params = cell.init(jax.random.key(seed), d_in)

@@ -112,7 +112,8 @@ def test_the_direct_edge_is_the_whole_only_where_gates_are_still(settings):
   @jax.jit
   def edges(params):
     u_GB = cell.project(params, jnp.ones((D, 1)))
-    a = scan._drive(cell, params, None, carry_of(m_HB), u_GB)
+    weights = cell.weights(params, False)
+    a = scan._drive(cell, weights, None, carry_of(m_HB), u_GB)
 
     def direct(m_HB):
       return memory(cell.update(carry_of(m_HB), a, None)[0])

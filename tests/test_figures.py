@@ -143,6 +143,52 @@ def test_any_source_gives_a_map(source, tmp_path):
     assert is_png(figures.attention_maps(samples, tmp_path / "a.png", True))
 
 
+def gate(half_life=None, units=5):
+  found = {"slope_H": np.linspace(0, 0.25, units)}
+  if half_life is not None:
+    found["half_life_H"] = np.full(units, half_life)
+  return found
+
+
+def test_retention_shows_every_recurrence_before_and_after(drawn, tmp_path):
+  before = {"a/0/keep": gate(3.0), "a/0/input": gate(), "b/replace": gate(2.0)}
+  now = before | {"a/0/keep": gate(math.inf), "b/replace": gate(NAN)}
+  now["b/replace"]["half_life_H"][1:3] = 1e-3, 1e6
+  assert is_png(figures.retention(before, now, 7, tmp_path / "r.png"))
+  figure = drawn.pop()
+  titles = [axes.get_title() for axes in figure.axes]
+  assert titles == ["a/0", "a/0", "b", "b"]
+  left, right, below, _ = figure.axes
+  start, end = left.lines
+  assert set(start.get_ydata()) == {3.0} and np.isnan(end.get_ydata()).all()
+  assert [line.get_label() for line in left.lines] == ["initialised", "step 7"]
+  labels = [line.get_label() for line in right.lines]
+  assert labels[::2] == ["keep, initialised", "input, initialised"]
+  assert "steps" in left.get_ylabel() and "%" in left.get_xlabel()
+  assert list(below.lines[1].get_ydata()[:2]) == [1e-3, 1e6]
+  ticks = [label.get_text() for label in below.get_yticklabels()]
+  assert "100" in ticks and not any("{" in tick for tick in ticks)
+
+
+def test_sensitivity_is_drawn_past_the_range_of_floats(drawn, tmp_path):
+  bound = [[-500.0, -400.0, -300.0], [600.0, 700.0, 800.0]]
+  gone = [[-math.inf] * 3, [NAN] * 3]
+  curves = {
+    "a": {"distance": [1, 900], "bound": bound, "product": gone},
+    "b": {"distance": [1], "product": [[0.0, 1.0, 2.0]]},
+  }
+  assert is_png(figures.sensitivity(curves, tmp_path / "s.png"))
+  figure = drawn.pop()
+  first, second = figure.axes
+  product, middle = first.lines
+  assert list(middle.get_ydata()) == [-400, 700]
+  assert np.isnan(product.get_ydata()).all()
+  assert "steps" in first.get_xlabel() and "no unit" in first.get_ylabel()
+  figure.canvas.draw()
+  assert any("10^" in label.get_text() for label in first.get_yticklabels())
+  assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
+
+
 def test_nothing_to_draw_is_said(tmp_path):
   with pytest.raises(ValueError, match="at least one row, there are 0"):
     figures.by_length([], tmp_path / "b.png")

@@ -24,6 +24,10 @@ class Cell(NamedTuple):
   A drive stage ends in a matrix product, and everything after the last product
   is in `update`. So the backward pass, which stores every `a`, repeats
   elementwise work alone and never a product.
+
+  `gates` shows the sigmoids of a step by name, as rows of `a` the way they
+  stand there: sigmoid(keep), or 1 - sigmoid(replace), multiplies the old state.
+  A cell of several has names with a path, `1/keep`.
   """
 
   init: Any  # (key, d_in) -> params
@@ -34,6 +38,7 @@ class Cell(NamedTuple):
   # (params, apart) -> weights: what drive reads at every step; apart: packed
   # matrices gate by gate.
   weights: Any = lambda params, apart: params
+  gates: Any = None  # (a) -> {name: logits_HB}; None where nothing is gated
 
 
 def make(name=None, **hparams) -> Cell:

@@ -77,7 +77,7 @@ def make(
       state_HB = state_HB + bh_H[:, None]
     return u[0] + r_HB, u[1] + z_HB, u[2], state_HB
 
-  def gates(weights, h_HB, u, a, memory):
+  def before(weights, h_HB, u, a, memory):
     return cells.add(u[:2], cells.recur(weights[0], h_HB, 2, dtype))
 
   def candidate(weights, h_HB, u, a, memory):
@@ -94,5 +94,9 @@ def make(
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
-  drive = (after,) if reset == "after" else (gates, candidate)
-  return cells.Cell(init, carry, project, drive, update, weights)
+  def gates(a):
+    r_HB, z_HB, *_ = a[0]
+    return {"reset": r_HB, "replace": z_HB}
+
+  drive = (after,) if reset == "after" else (before, candidate)
+  return cells.Cell(init, carry, project, drive, update, weights, gates)

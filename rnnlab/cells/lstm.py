@@ -73,4 +73,8 @@ def make(
     h_HB = jax.nn.sigmoid(o) * jnp.tanh(c_HB)
     return (h_HB, c_HB), cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update, weights)
+  def gates(a):
+    i, f, _, o = a[0]
+    return {"keep": f, "input": i, "output": o}
+
+  return cells.Cell(init, carry, project, (drive,), update, weights, gates)

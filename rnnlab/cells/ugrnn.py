@@ -66,4 +66,7 @@ def make(
     h_HB = (1 - z_HB) * h_HB + z_HB * jnp.tanh(c_HB)
     return h_HB, cells.output(h_HB, dtype)
 
-  return cells.Cell(init, carry, project, (drive,), update, weights)
+  def gates(a):
+    return {"replace": a[0][0]}
+
+  return cells.Cell(init, carry, project, (drive,), update, weights, gates)

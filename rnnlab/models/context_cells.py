@@ -68,7 +68,7 @@ def attentive(cell, top, score, query) -> cells.Cell:
     return carry, {"h_HB": h_HB} | a[0]
 
   stages = (look, mix, *map(wrap, range(len(cell.drive))))
-  return _around(cell, stages, update)
+  return _around(cell, stages, update, lambda a: a[2:])
 
 
 def feeding(cell, score, query) -> cells.Cell:
@@ -114,7 +114,8 @@ def feeding(cell, score, query) -> cells.Cell:
     return cell.carry(params["cell"], batch), feed_HB
 
   stages = (feed, *map(wrap, range(depth)), look, mix)
-  return _around(cell, stages, update)._replace(carry=carry)
+  around = _around(cell, stages, update, lambda a: a[1 : 1 + depth])
+  return around._replace(carry=carry)
 
 
 def _look(weights, h_HB, source, score, query):
@@ -127,8 +128,8 @@ def _look(weights, h_HB, source, score, query):
   }
 
 
-def _around(cell, drive, update):
-  """The cell inside keeps its carry and its input side."""
+def _around(cell, drive, update, own):
+  """The cell inside keeps its carry, its input side and its gates in own(a)."""
   return cells.Cell(
     init=None,
     carry=lambda params, batch: cell.carry(params["cell"], batch),
@@ -138,4 +139,5 @@ def _around(cell, drive, update):
     ),
     drive=drive,
     update=update,
+    gates=cell.gates and (lambda a: cell.gates(own(a))),
   )

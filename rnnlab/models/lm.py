@@ -24,6 +24,7 @@ class LM(NamedTuple):
   apply: Any  # (params, tokens_BT, carry, **options) -> carry, logits_BTV
   read: Any  # (params, tokens_BT, length_B) -> Cursor, logprob_B
   generate: Any  # (params, key, cursor, **how) -> Generated
+  recurrence: Any  # (params, tokens_BT, targets_BT) -> layers.Recurrence
 
 
 class Cursor(NamedTuple):
@@ -108,6 +109,10 @@ def make(
     allowed = jnp.broadcast_to(allowed_V, logits.shape)
     return jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
 
+  def readout(params, h):
+    """Logits of rows h_..H."""
+    return finish(params, nn.product(h, output_weight(params).T))
+
   def apply(params, tokens_BT, carry=None, *, key=None, **options):
     """Reads tokens_BT from `carry` on: (carry, logits_BTV).
 
@@ -127,7 +132,7 @@ def make(
       between=between,
       **{"chunk": chunk} | options,
     )
-    return carry, finish(params, nn.product(h_BTH, output_weight(params).T))
+    return carry, readout(params, h_BTH)
 
   def read(params, tokens_BT, length_B):
     """Reads prompts, all but each row's last token: (Cursor, logprob_B).
@@ -146,6 +151,26 @@ def make(
     return Cursor(columns, last_B1[:, 0], end_B, 0), logprob_B
 
   cell_of_stack = stacks.as_cell(stack)
+
+  def recurrence(params, tokens_BT, targets_BT, carry=None, **flags):
+    """All layers as one recurrence, for an analysis; no dropout.
+
+    targets_BT: what its loss measures the readout against. flags: mask_BT and
+    reset_BT of `scan.unroll`.
+    """
+
+    def loss(h_BTH):
+      return metrics.cross_entropy(readout(params, h_BTH), targets_BT)
+
+    return stacks.Recurrence(
+      "stack",
+      cell_of_stack,
+      params["cells"],
+      scan.Lookup(params["embed_VD"], tokens_BT),
+      carry,
+      loss=loss,
+      **flags,
+    )
 
   def generate(params, key, cursor, *, limit, stop, pad, **how) -> Generated:
     """Draws up to `limit` tokens a row, in one loop that ends when all have.
@@ -216,4 +241,4 @@ def make(
     cursor, out = lax.while_loop(going, draw, (cursor, out))
     return out._replace(cursor=cursor)
 
-  return LM(init, apply, read, generate)
+  return LM(init, apply, read, generate, recurrence)

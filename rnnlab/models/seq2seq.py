@@ -31,6 +31,7 @@ class Seq2Seq(NamedTuple):
   init: Any  # (key) -> params
   encode: Any  # (params, tokens_BS, **masks) -> Encoded
   decode: Any  # (params, encoded, carry, tokens_BU) -> carry, logits, attended
+  recurrences: Any  # (params, encoded, tokens_BS, inputs_BU) -> [Recurrence]
 
 
 class Encoded(NamedTuple):
@@ -193,6 +194,15 @@ def make(
       carry = carry, jnp.zeros((batch, d_width), params["w_GF"].dtype)
     return Encoded(source, context_BC, carry)
 
+  def read(params, encoded):
+    """The parameters and the memory of the decoder's cell."""
+    if per_step:
+      return params | {"cell": params["decoder"]}, encoded.source
+    if into.update:
+      memory = nn.product(params["w_GC"], encoded.context_BC.T)
+      return params["decoder"], memory
+    return params["decoder"], None
+
   def decode(params, encoded, carry, tokens_BU, *, mask_BU=None, key=None):
     """Reads tokens_BU from `carry` on: (carry, logits_BUV, attended).
 
@@ -201,11 +211,7 @@ def make(
     """
     x = scan.Lookup(params["embed_VD"], tokens_BU)
     before_BH = _top(carry)
-    own, memory = params["decoder"], None
-    if per_step:
-      own, memory = params | {"cell": params["decoder"]}, encoded.source
-    elif into.update:
-      memory = nn.product(params["w_GC"], encoded.context_BC.T)
+    own, memory = read(params, encoded)
     carry, h_BUH = scan.unroll(
       stepper, own, x, carry, memory=memory, mask_BT=mask_BU
     )
@@ -235,7 +241,23 @@ def make(
     logits_BUV = nn.product(h_BUH, params["out"]["w_VH"].T)
     return carry, logits_BUV + _row(params["out"]["b_V"], 3), attended
 
-  return Seq2Seq(init, encode, decode)
+  def recurrences(
+    params, encoded, tokens_BS, inputs_BU, *, steps_BS=None, mask_BU=None
+  ):
+    """Every layer and direction of the encoder, and the decoder as a whole."""
+    table_VD = params["embed_VD"]
+    x = scan.Lookup(table_VD, tokens_BS)
+    found = stacks.recurrences(encoder, params["encoder"], x, steps_BS)
+    found = [r._replace(name=f"encoder/{r.name}") for r in found]
+    own, memory = read(params, encoded)
+    x = scan.Lookup(table_VD, inputs_BU)
+    return found + [
+      stacks.Recurrence(
+        "decoder", stepper, own, x, encoded.carry, memory, mask_BU
+      )
+    ]
+
+  return Seq2Seq(init, encode, decode, recurrences)
 
 
 def _check(ask, into, direction, sizes, dropout):

@@ -72,6 +72,12 @@ def make(
   fixed = {"vocab_size": vocab.size, "never": (vocab.id(PAD),)}
   model = lm.make(**settings.bind(lm.make, "model", model | fixed))
   loss, report = _losses(model)
+
+  def recurrences(params, carry, batch):
+    tokens_BT, targets_BT = batch["inputs_BT"], batch["targets_BT"]
+    mask_BT = batch["mask_BT"]
+    return [model.recurrence(params, tokens_BT, targets_BT, mask_BT=mask_BT)]
+
   return Task(
     vocab=vocab,
     init=model.init,
@@ -79,6 +85,7 @@ def make(
     loss=loss,
     report=report,
     generate=_generate(model, vocab),
+    recurrences=recurrences,
     **of_data,
   )
 

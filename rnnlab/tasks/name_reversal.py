@@ -82,7 +82,7 @@ def make(
     "length": "real" if length_handling else "there",
   }
   limit = batcher.target_width if data else None
-  loss, outcomes = _losses(model, vocab, masks, limit)
+  loss, outcomes, recurrences = _losses(model, vocab, masks, limit)
   noisy = data and made.noisy
 
   def report(params, carry, batch):
@@ -106,6 +106,7 @@ def make(
     loss=loss,
     report=report,
     generate=_generate(model, vocab, masks),
+    recurrences=recurrences,
     reads="source",
     noisy=noisy,
     **of_data,
@@ -183,7 +184,17 @@ def _losses(model, vocab, masks, limit):
       out["mass_B3"] = _mass(attended.weights_BUS, batch)
     return out
 
-  return loss, outcomes
+  def recurrences(params, carry, batch):
+    return model.recurrences(
+      params,
+      encode(params, batch),
+      batch["source_BS"],
+      batch["inputs_BU"],
+      steps_BS=batch[f"source_{masks['length']}_BS"],
+      mask_BU=batch["target_real_BU"],
+    )
+
+  return loss, outcomes, recurrences
 
 
 def _only(logits, allowed_V):

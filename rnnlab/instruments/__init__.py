@@ -1,0 +1,45 @@
+"""What can be measured of a trained run: one question a file."""
+
+import importlib
+import pathlib
+from typing import Any, NamedTuple
+
+# A new one is a file here, with `read(run, split, first) -> Reading`, and what
+# it draws in rnnlab/figures.py.
+ALL = sorted(
+  path.stem
+  for path in pathlib.Path(__file__).parent.glob("*.py")
+  if path.stem != "__init__"
+)
+
+
+class Reading(NamedTuple):
+  """The answer to one question."""
+
+  tables: list  # of rows, each with a header in front
+  record: dict
+  draw: Any  # (path) -> path: the same as a figure
+
+
+def read(what, run, split="validation", first=None) -> Reading:
+  """Measures `what`, one of ALL, of a `trained.Trained` on examples of a split.
+
+  first: so many, from the split's start; None is what the measure takes by
+  itself. Raises ValueError where there is nothing to measure.
+  """
+  if what not in ALL:
+    raise ValueError(f"what can be measured is {', '.join(ALL)}, not {what!r}")
+  if run.task.recurrences is None:
+    raise ValueError(
+      f"{what}: this run's task does not say which recurrences it runs "
+      "(Task.recurrences), so there is nothing to measure"
+    )
+  if not run.task.texts[split]:
+    raise ValueError(f"the {split} split is empty: nothing to measure")
+  module = importlib.import_module(f"rnnlab.instruments.{what}")
+  return module.read(run, split, first)
+
+
+def filled(row) -> list:
+  """A table's row, with nothing where a value is None."""
+  return ["" if value is None else value for value in row]
