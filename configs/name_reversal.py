@@ -93,6 +93,7 @@ def get_config(arg=None):
       keep=1,
       patience=unset(int),
       max_skips=10,
+      data_parallel=1,  # devices that share each batch; 0: all there are
     ),
   )
   variants = {

@@ -280,8 +280,18 @@ def _checkpointer():
   # when the process ends. Silent: what orbax logs as an error it also raises.
   logger = logging.getLogger("absl")
   before, logger.disabled = logger.disabled, True
+  # What is saved here is the caller's own, so where jax has connected several
+  # processes orbax shall not wait for the others.
+  alone = {
+    "multiprocessing_options": ocp.options.MultiprocessingOptions(
+      primary_host=jax.process_index(),
+      active_processes={jax.process_index()},
+      barrier_sync_key_prefix=f"process_{jax.process_index()}",
+    )
+  }
+  handler = ocp.StandardCheckpointHandler(**alone)
   try:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with ocp.Checkpointer(handler, **alone) as checkpointer:
       yield checkpointer
   finally:
     logger.disabled = before

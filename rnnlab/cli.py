@@ -5,21 +5,24 @@ import os
 import platform
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 
 import jax
 from absl import app, flags
 
-from rnnlab import backend, strict_json
+from rnnlab import backend, parallel, strict_json
 
 # What ends in one line: wrong input, files, and requests too large to hold.
 FAULTS = (ValueError, OSError, MemoryError, jax.errors.JaxRuntimeError)
 
 
-def run(main) -> None:
+def run(main, processes: bool = False) -> None:
   """Runs `main() -> dict` as a command and prints the dict as the last line.
 
+  processes: whether main takes its turns with others where the environment says
+  that several were launched; the first then prints for all. Refused otherwise.
   What a user can get wrong (ValueError, OSError, a bad flag) ends as one line
   on stderr and the exit status 1; --verbosity=1 adds the traceback. A dict with
   something under "failed" is printed and ends with the status 1 too.
@@ -34,6 +37,15 @@ def run(main) -> None:
     _cache_compilations()
     backend.keep_memory()
     try:
+      if processes:
+        parallel.connect()
+      elif parallel.launched() is not None:
+        raise ValueError(
+          f"{Path(sys.argv[0]).name} runs in one process, and the environment "
+          f"({parallel.JAX[1]}, or Slurm's) says that several were launched"
+        )
+      if not parallel.first():
+        sys.stdout = open(os.devnull, "w")
       record = main()
     except FAULTS as error:
       if flags.FLAGS.verbosity > 0:
@@ -48,8 +60,8 @@ def run(main) -> None:
 
 
 def say(*lines) -> None:
-  """Prints notes for a person, on stderr."""
-  for line in lines:
+  """Prints notes for a person, on stderr; of several processes, once."""
+  for line in lines if parallel.first() else ():
     print(line, file=sys.stderr, flush=True)
 
 
@@ -91,8 +103,16 @@ def _parse(argv):
 
 
 def _fail(error):
-  say("error: " + " ".join(map(str.strip, str(error).splitlines())))
-  sys.exit(1)
+  text = " ".join(map(str.strip, str(error).splitlines()))
+  if not parallel.connected():
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.exit(1)
+  who = f"process {jax.process_index()} of {jax.process_count()}"
+  print(f"error: {who}: {text}", file=sys.stderr, flush=True)
+  # sys.exit would wait for the others, who may wait for this one. The first
+  # goes last: without it the others are ended before they can say why.
+  time.sleep(2 if parallel.first() else 0)
+  os._exit(1)
 
 
 def _cache_compilations():

@@ -13,7 +13,9 @@ class Plan:
   at most so many updates in one compiled call. keep: so many latest
   checkpoints, besides the best. patience: end after so many evaluations in a
   row without a new best. max_skips: end with an error after so many updates in
-  a row that were not finite.
+  a row that were not finite. data_parallel: over how many devices each batch is
+  spread, of all processes together; 0: over all there are. It changes no number
+  beyond rounding.
   """
 
   steps: int | None = None
@@ -26,10 +28,12 @@ class Plan:
   keep: int = 1
   patience: int | None = None
   max_skips: int = 10
+  data_parallel: int = 1
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
-      if value is not None and not value > 0:
+      all_devices = name == "data_parallel" and value == 0
+      if value is not None and not (value > 0 or all_devices):
         raise ValueError(f"train.{name} must be > 0, not {value}")
     if self.steps is self.epochs is self.seconds is None:
       raise ValueError(

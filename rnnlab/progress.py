@@ -15,13 +15,14 @@ class Progress:
   """Shows `share` done, the time left and a line of figures. Use in a `with`.
 
   In a terminal the bar redraws in place. Elsewhere a line is printed at most
-  every few seconds, and whenever `update(..., keep=True)` asks for it.
+  every few seconds, and whenever `update(..., keep=True)` asks for it. shown:
+  False prints nothing.
   """
 
-  def __init__(self, title: str):
+  def __init__(self, title: str, shown: bool = True):
     self._console = Console(stderr=True)
-    self._bar = None
-    if self._console.is_terminal:
+    self._shown, self._bar = shown, None
+    if shown and self._console.is_terminal:
       columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -60,7 +61,7 @@ class Progress:
     """Prints a line above the bar."""
     if self._bar:
       self._bar.console.print(text, highlight=False, markup=False)
-    else:
+    elif self._shown:
       print(text, file=sys.stderr, flush=True)
 
 

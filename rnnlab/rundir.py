@@ -1,7 +1,8 @@
 """The run directory: its layout, its lock, its record and its metrics.
 
 config.json     the settings, exactly as they were given
-facts.json      what else must stay true: vocabulary, data hashes; versions
+facts.json      what else must stay true: vocabulary, data hashes; versions and
+                devices, which may change
 changes.jsonl   which of these changed on which resume
 metrics.jsonl   one row per logged step
 checkpoints/    what rnnlab.checkpoint writes
@@ -20,14 +21,16 @@ from pathlib import Path
 from rnnlab import strict_json
 
 # What a resumed run may change (and changes.jsonl records): how long it runs,
-# how often it reports, where the same bytes lie, which libraries run it. All
-# else must be equal, since it shaped the arithmetic of what was done already.
+# how often it reports, where the same bytes lie, which libraries and devices
+# run it. All else must be equal, since it shaped the arithmetic of what was
+# done already.
 MAY_CHANGE = (
   "train.*",
   "task.path",
   "task.eval_batch_size",
   "task.buckets",
   "versions.*",
+  "devices.*",
 )
 
 _ABSENT = object()

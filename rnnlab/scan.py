@@ -345,10 +345,8 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
   flipped = _flip(weights)
 
   def body(cotangent, xs):
-    # What was stored of a step makes room for its cotangent.
-    dcarry, dstart, slots = cotangent
+    dcarry, dstart, a, slots = cotangent
     t, dout, step, entry = xs
-    a = jax.tree.map(lambda slot: slot[t], slots)
     weights = _transpose(flipped)
     dpass, dnew = None, dcarry
     if step.mask_TB is not None:
@@ -374,24 +372,33 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
       dcarry = _where(step.reset_TB, zero, dentry)
       dfired = _where(step.reset_TB, dentry, zero)
       dstart = jax.tree.map(jnp.add, dstart, dfired)
+    # What was stored of a step makes room for its cotangent. The next step's
+    # is read after that, or the compiler would copy all slots at every step.
     slots = jax.tree.map(lambda slot, d: slot.at[t].set(d), slots, da)
+    a = at(t + 1 if reverse else t - 1, slots)
     # Only where there is a memory are the update's cotangents needed later.
-    return (dcarry, dstart, slots), None if memory is None else (dnew, dout)
+    dupdate = None if memory is None else (dnew, dout)
+    return (dcarry, dstart, a, slots), dupdate
 
-  (dcarry, dstart, da_T), dupdate_T = lax.scan(
+  def at(t, slots):
+    return jax.tree.map(lambda slot: slot[jnp.clip(t, 0, T - 1)], slots)
+
+  T = len(steps.x)
+  last = at(0 if reverse else T - 1, activations)
+  (dcarry, dstart, _, da_T), dupdate_T = lax.scan(
     body,
-    (dcarry, _zeros(start), activations),
-    (jnp.arange(len(steps.x)), dout, steps._replace(x=None), entries),
+    (dcarry, _zeros(start), last, activations),
+    (jnp.arange(T), dout, steps._replace(x=None), entries),
     reverse=not reverse,
     unroll=unroll,
   )
 
   def steps_at_once(weights, memory, u_T):
-    def at(i, entry, u, earlier):
+    def stage(i, entry, u, earlier):
       return cell.drive[i](weights, entry, u, earlier, memory)
 
     a = tuple(
-      jax.vmap(partial(at, i))(entries, u_T, activations[:i])
+      jax.vmap(partial(stage, i))(entries, u_T, activations[:i])
       for i in range(len(cell.drive))
     )
     if memory is None:

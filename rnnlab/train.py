@@ -24,6 +24,7 @@ from rnnlab import (
   checkpoint,
   metrics,
   optim,
+  parallel,
   rundir,
   settings,
   strict_json,
@@ -46,16 +47,20 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
   Returns the final record; its "val/nll" (or the task's own metric) is that
   of the final parameters. A run that has ended is left alone and its record
   returned again.
+
+  Several processes call this alike, on one file system. The first of them alone
+  writes; a ValueError or OSError of one that concerns the run ends all.
   """
   started = time.monotonic() if started is None else started
-  config = strict_json.settle(config, "config")
-  sections = {"seed", "task", "model", "opt", "train"}
-  if odd := sorted(sections ^ config.keys()):
-    raise ValueError(f"config needs {', '.join(sorted(sections))}; see {odd}")
-  batching.check_seed("seed", config["seed"])
-  plan = Plan(**settings.bind(Plan, "train", config["train"]))
-  task = tasks.make(**config["task"], model=config["model"])
-  loop = _Loop(config, plan, task, started)
+  with parallel.together():
+    config = strict_json.settle(config, "config")
+    sections = {"seed", "task", "model", "opt", "train"}
+    if odd := sorted(sections ^ config.keys()):
+      raise ValueError(f"config needs {', '.join(sorted(sections))}; see {odd}")
+    batching.check_seed("seed", config["seed"])
+    plan = Plan(**settings.bind(Plan, "train", config["train"]))
+    task = tasks.make(**config["task"], model=config["model"])
+    loop = _Loop(config, plan, task, started)
   facts = {
     "vocabulary": task.vocab and list(task.vocab.symbols),
     "data": task.facts,
@@ -66,16 +71,26 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
       "optax": optax.__version__,
       "numpy": np.__version__,
     },
+    "devices": parallel.facts(loop.mesh),
   }
-  with rundir.claim(workdir, config, facts) as directory:
+  parallel.same(
+    "settings, data or versions", strict_json.dumps([config, facts])
+  )
+  with parallel.together():
+    directory = rundir.RunDir(workdir)
+    if parallel.first():
+      directory = rundir.claim(workdir, config, facts)
+  with directory:
     return loop.run(directory)
 
 
 class _Loop:
-  """One run in one process."""
+  """One run. Where there are several processes, each has a loop of its own and
+  all take the same turns; the first alone writes and prints."""
 
   def __init__(self, config, plan, task, started):
     self.plan, self.task, self.started = plan, task, started
+    self.mesh = parallel.mesh(plan.data_parallel)
     self.end = plan.end(task.per_epoch)
     fixed = {
       "steps": self.end,
@@ -92,22 +107,47 @@ class _Loop:
     # By shapes alone: what the model refuses, it refuses here.
     self.like = jax.eval_shape(self._init, self.key)
     self.compilations = collections.Counter()
+    # All that comes out is whole on every device, a carry of rows too (to join
+    # it costs little beside the gradients): each process can read and save it.
+    whole = parallel.whole(self.mesh)
     self.train_steps = counted(
       "train_steps",
       make_train_steps(task, self.optimizer),
       self.compilations,
       donate_argnums=0,
+      out_shardings=whole,
     )
-    self.report = counted("report", task.report, self.compilations)
+    self.report = counted(
+      "report", task.report, self.compilations, out_shardings=whole
+    )
     self.K = plan.updates_per_call
     self.step, self.history, self.pending = 0, History(), None
-    self.earlier, self.call_seconds = 0.0, 0.0
+    self.earlier, self.call_seconds, self.clock = 0.0, 0.0, 0.0
     self.validates = bool(task.texts["validation"])
     if plan.patience and not self.validates:
       raise ValueError(
         f"train.patience={plan.patience} waits for validation, but the "
         "validation split is empty"
       )
+    if any(leaf.ndim for leaf in jax.tree.leaves(self.like.carry)):
+      self._check_rows()
+
+  def _check_rows(self):
+    """Refuses batches that need more rows to divide than the carry has."""
+    n = self.mesh.size
+    for name, batches in (
+      ("batch_size", self.task.train_batches(0)),
+      ("eval_batch_size", self.task.eval_batches("validation")),
+    ):
+      for batch in itertools.islice(batches, 1):
+        rows = len(jax.tree.leaves(batch)[0])
+        near = [size for size in (rows // n * n, (rows // n + 1) * n) if size]
+        if rows % n:
+          raise ValueError(
+            f"task.{name}={rows} does not divide over {n} devices, and this "
+            f"task carries a state from batch to batch, row by row; "
+            f"{' or '.join(map(str, near))} would"
+          )
 
   def _init(self, key):
     return init_state(self.task, self.optimizer, key)
@@ -115,7 +155,8 @@ class _Loop:
   def run(self, directory):
     self.directory = directory
     self.log = rundir.MetricsLog(directory.metrics)
-    with Progress("train") as self.progress, _interruptible() as signalled:
+    self.progress = Progress("train", shown=parallel.first())
+    with self.progress, _interruptible() as self.signalled:
       self._begin()
       plan = dataclasses.asdict(self.plan)
       if (self.history.ended or {}).get("plan") == plan:
@@ -130,23 +171,27 @@ class _Loop:
         )
       if self.validates and self.plan.seconds:
         # Compiled now, so that the clock tells what an evaluation takes.
-        first = itertools.islice(self.task.eval_batches("validation"), 1)
+        first = itertools.islice(self._validation(), 1)
         evaluate(self.report, self.state.params, self._carry(), first)
       if self.validates and self.step == 0:
         self._evaluate()
-      while not (why := self._why_end()):
+      self.ready, why = self._prepare(), self._why_end()
+      while not why and not self.stopped:
         began, compiled = time.monotonic(), self.compilations.total()
         self._call()
         if self.compilations.total() == compiled:  # or it foretells nothing
           self.call_seconds = time.monotonic() - began
-        self._report()
-        if signalled:
-          self._settle()
+        why = self._why_end()
+        if self._report(why):
+          why = self._why_end()  # an evaluation takes time, and may be the last
+      if self.stopped:
+        self._settle()
+        if self.step:
           self._save()
-          raise SystemExit(
-            f"stopped at step {self.step} by a signal, all is saved in "
-            f"{directory.path}; the same command goes on from there"
-          )
+        raise SystemExit(
+          f"stopped at step {self.step} by a signal, all is saved in "
+          f"{directory.path}; the same command goes on from there"
+        )
       if self.step == 0:
         raise ValueError(
           f"train.seconds={self.plan.seconds:g} leaves no time for an update: "
@@ -166,33 +211,50 @@ class _Loop:
     notes = [f"data: {data}"]
     if not self.validates:
       notes.append("the validation split is empty: no evaluation, no best")
-    found = checkpoint.restore(self.directory.checkpoints, self.like)
+    with parallel.together():
+      found = self._restore()
+    parallel.same(
+      f"checkpoints in {self.directory.checkpoints}",
+      checkpoint.fingerprint(found.state) if found else "",
+    )
     if found is None:
-      rows = self.log.read(self.directory.metrics)
-      if rows and rows[-1]["step"] > self.plan.save_every:
-        raise ValueError(
-          f"{self.directory.metrics} tells of step {rows[-1]['step']}, but "
-          f"{self.directory.checkpoints} holds no checkpoint; to start over, "
-          "name another directory"
-        )
-      self.state = jax.jit(self._init)(self.key)
-      notes += self.log.rewind(-1)
+      whole = parallel.whole(self.mesh)
+      self.state = jax.jit(self._init, out_shardings=whole)(self.key)
     else:
-      self.state, self.step = found.state, found.step
-      self.history = History(**found.facts)
+      self.state = parallel.replicate(self.mesh, found.state)
+      self.step, self.history = found.step, History(**found.facts)
       self.earlier = self.history.elapsed
-      checkpoint.set_aside(self.directory.checkpoints, found.step)
       notes += [f"passed over checkpoint {note}" for note in found.skipped]
-      # Not the step: its row may have been written after the checkpoint.
-      notes += self.log.rewind(self.history.logged)
-      notes += [f"going on from step {self.step}"]
+    with parallel.together():
+      if parallel.first():
+        if found:
+          checkpoint.set_aside(self.directory.checkpoints, found.step)
+        # Not the step: its row may have been written after the checkpoint.
+        notes += self.log.rewind(self.history.logged)
+    notes += [f"going on from step {self.step}"] if found else []
     for note in notes:
       self.progress.say(note)
     self.feed, self.ahead = self.task.train_batches(self.step), []
     self.mark = self.read = time.monotonic()
 
+  def _restore(self):
+    """The newest checkpoint, or None for a run that begins."""
+    found = checkpoint.restore(self.directory.checkpoints, self.like)
+    rows = self.log.read(self.directory.metrics)
+    if not found and rows and rows[-1]["step"] > self.plan.save_every:
+      raise ValueError(
+        f"{self.directory.metrics} tells of step {rows[-1]['step']}, but "
+        f"{self.directory.checkpoints} holds no checkpoint; to start over, "
+        "name another directory"
+      )
+    return found
+
   def _carry(self):
     return self.task.carry(self.state.params)
+
+  def _validation(self):
+    batches = self.task.eval_batches("validation")
+    return (parallel.split(self.mesh, batch) for batch in batches)
 
   def _elapsed(self):
     return self.earlier + time.monotonic() - self.started
@@ -204,33 +266,48 @@ class _Loop:
     return min(max(steps, clock), 1)
 
   def _why_end(self):
+    """What ends the run here, the same in all processes; None goes on."""
+    # Half as much again, since the machine may be slower by then; and two
+    # calls, since one is always under way.
+    reserve = 1.5 * self.history.slowest + 2 * self.call_seconds + 1
+    self.clock, reserve, self.stopped = parallel.largest(
+      self._elapsed(), reserve, bool(self.signalled)
+    )
     if self.end and self.step >= self.end:
       return "steps"
     if self.plan.patience and self.history.worse >= self.plan.patience:
       return "patience"
-    if self.plan.seconds:
-      # Half as much again, since the machine may be slower by then; and two
-      # calls, since one is always under way.
-      reserve = 1.5 * self.history.slowest + 2 * self.call_seconds + 1
-      if self._elapsed() + reserve >= self.plan.seconds:
-        return "seconds"
+    if self.plan.seconds and self.clock + reserve >= self.plan.seconds:
+      return "seconds"
     return None
 
-  def _call(self):
-    """K updates, or fewer up to a multiple of K, the end or another shape."""
+  def _prepare(self):
+    """(stop, batches_K) of the next call, on the devices; None at the end.
+
+    K updates, or fewer up to a multiple of K, the end or another shape.
+    """
     stop = min(self.end or NO_END, (self.step // self.K + 1) * self.K)
+    if self.step >= stop:
+      return None
     batches = self._take(stop - self.step)
     stop = self.step + len(batches)
     # Past `stop` any batch will do: no update reads it.
     batches += batches[-1:] * (self.K - len(batches))
     batches_K = jax.tree.map(lambda *rows: np.stack(rows), *batches)
-    clock = self._elapsed() / self.plan.seconds if self.plan.seconds else 0.0
+    return stop, parallel.split(self.mesh, batches_K, axis=1)
+
+  def _call(self):
+    """Starts the updates that `_prepare` made ready."""
+    stop, batches_K = self.ready
+    share = self.clock / self.plan.seconds if self.plan.seconds else 0.0
     self.state, updates = self.train_steps(
-      self.state, batches_K, np.int32(stop), np.float32(clock)
+      self.state, batches_K, np.int32(stop), np.float32(share)
     )
     self.step, before = stop, self.pending
     self.pending = updates
-    # Read one call late, so that the device need not wait for the host.
+    # The call returns before the devices have begun. While they work, the host
+    # prepares the next one and reads the one before.
+    self.ready = self._prepare()
     self._read(before)
 
   def _take(self, n):
@@ -244,8 +321,11 @@ class _Loop:
       taken.append(batch)
     return taken
 
-  def _report(self):
-    """What is due at this step: a row, an evaluation, a checkpoint."""
+  def _report(self, why_end):
+    """What is due at this step: a row, an evaluation, a checkpoint.
+
+    Returns whether it evaluated.
+    """
     plan, best = self.plan, self.history.best_step
     validates = self.validates and self.step % plan.eval_every == 0
     saves = self.step % plan.save_every == 0
@@ -254,10 +334,11 @@ class _Loop:
     elif saves or self.step % plan.log_every == 0:
       self._settle()
       # The last row of a run waits for its evaluation: a step, a row.
-      if self.step % plan.log_every == 0 and not self._why_end():
+      if self.step % plan.log_every == 0 and not why_end:
         self._row({})
     if saves or self.history.best_step != best:
       self._save()
+    return validates
 
   def _settle(self):
     """Reads what is still on the device."""
@@ -305,7 +386,9 @@ class _Loop:
     speed = sums.get(metric, (0, 0))[1] / max(self.read - self.mark, 1e-9)
     self.mark = time.monotonic()
     row |= {f"{unit}/s": round(speed), "seconds": round(self._elapsed(), 3)}
-    self.log.append(row)
+    with parallel.together():
+      if parallel.first():
+        self.log.append(row)
     self.history.logged = self.step
     figures = [f"step {self.step}" + (f"/{self.end}" if self.end else "")]
     for split, label in (("train", metric), ("val", f"val {metric}")):
@@ -325,7 +408,7 @@ class _Loop:
       self.report,
       params,
       self._carry(),
-      self.task.eval_batches("validation"),
+      self._validation(),
     )
     history, metric = self.history, f"val/{self.task.metric}"
     now = sums[self.task.metric].value(metric)
@@ -342,14 +425,17 @@ class _Loop:
   def _save(self):
     self.history.elapsed = self._elapsed()
     best = self.history.best_step
-    checkpoint.save(
-      self.directory.checkpoints,
-      self.step,
-      self.state,
-      dataclasses.asdict(self.history),
-      keep=self.plan.keep,
-      protect=() if best is None else (best,),
-    )
+    with parallel.together():
+      # The first process holds all of the state, so it writes alone.
+      if parallel.first():
+        checkpoint.save(
+          self.directory.checkpoints,
+          self.step,
+          parallel.local(self.state),
+          dataclasses.asdict(self.history),
+          keep=self.plan.keep,
+          protect=() if best is None else (best,),
+        )
 
   def _record(self):
     history, params = self.history, self.state.params

@@ -10,7 +10,7 @@ import time
 import jax
 from absl import flags
 
-from rnnlab import cli, figures, metrics, trained
+from rnnlab import cli, figures, metrics, parallel, trained
 from rnnlab.checkpoint import fingerprint
 from rnnlab.update import evaluate
 
@@ -43,10 +43,18 @@ FIGURE = flags.DEFINE_string(
   "figure", None, "A file for exact match by source length."
 )
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
+DATA_PARALLEL = flags.DEFINE_integer(
+  "data_parallel",
+  1,
+  "Devices that share each batch; 0: all there are.",
+  lower_bound=0,
+)
 
 
 def main():
-  run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
+  with parallel.together():
+    mesh = parallel.mesh(DATA_PARALLEL.value)
+    run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
   cli.say(*run.notes)
   task, split, params = run.task, SPLIT.value, run.params
   if split not in task.texts:
@@ -60,10 +68,15 @@ def main():
     if not task.details:
       raise ValueError("--figure: this task has no tables by length")
   how = split, BATCH_SIZE.value, EXTRA_PADDING.value, FIRST.value
-  report, carry = jax.jit(task.report), task.carry(params)
+  report = jax.jit(task.report, out_shardings=parallel.whole(mesh))
+  spread = parallel.replicate(mesh, params)
+  carry = task.carry(spread)
+
+  def batches(*how):
+    return (parallel.split(mesh, batch) for batch in task.eval_batches(*how))
 
   def sums():
-    return evaluate(report, params, carry, task.eval_batches(*how))
+    return evaluate(report, spread, carry, batches(*how))
 
   sums()  # compiles, so that the time below is that of the work
   began = time.monotonic()
@@ -88,8 +101,8 @@ def main():
     record["in_train"] = task.facts[f"{split}_in_train"]
   if size := NOTEBOOK_AVERAGE.value:
     means = [
-      metrics.to_host(report(params, carry, batch)[1])[task.metric].value()
-      for batch in task.eval_batches(split, size, 0, FIRST.value)
+      metrics.to_host(report(spread, carry, batch)[1])[task.metric].value()
+      for batch in batches(split, size, 0, FIRST.value)
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)
     record["notebook_average"] = claimed
@@ -104,7 +117,7 @@ def main():
     tables = task.details(params, *how)
     for rows in tables.values():
       cli.table([list(rows[0]), *(row.values() for row in rows)])
-    if FIGURE.value:
+    if FIGURE.value and parallel.first():
       cli.say(f"wrote {figures.by_length(tables['by_length'], FIGURE.value)}")
     record |= tables
   return record
@@ -112,4 +125,4 @@ def main():
 
 if __name__ == "__main__":
   flags.mark_flag_as_required("workdir")
-  cli.run(main)
+  cli.run(main, processes=True)

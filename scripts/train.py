@@ -31,4 +31,4 @@ def main():
 
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
-  cli.run(main)
+  cli.run(main, processes=True)

@@ -9,12 +9,14 @@ import shutil
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs that run for milliseconds are worth no long compilation.
+# Programs that run for milliseconds are worth no long compilation. Several
+# devices are there for those who ask for them; all else runs on the first.
 os.environ["XLA_FLAGS"] = " ".join(
   [
     os.environ.get("XLA_FLAGS", ""),
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_force_host_platform_device_count=8",
   ]
 )
 # Many tests run the same programs, and the commands that tests start run them

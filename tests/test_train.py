@@ -182,19 +182,21 @@ def test_patience(tmp_path, monkeypatch, losses, ended, step, best):
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock that only the test moves, by batches and evaluations."""
-  clock = types.SimpleNamespace(now=1000.0, batch=1.0, evaluation=5.0)
+  """A clock that only the test moves, by updates and evaluations."""
+  clock = types.SimpleNamespace(now=1000.0, update=1.0, evaluation=5.0)
   fake = types.SimpleNamespace(monotonic=lambda: clock.now)
   monkeypatch.setattr(trainer, "time", fake)
 
-  def tick(i, batch):
-    clock.now += clock.batch
-    return batch
+  call = trainer._Loop._call
+
+  def tick(loop):
+    clock.now += clock.update
+    call(loop)
 
   def evaluated():
     clock.now += clock.evaluation
 
-  tiny.wrap(monkeypatch, tick)
+  monkeypatch.setattr(trainer._Loop, "_call", tick)
   script(monkeypatch, itertools.repeat(1.0), evaluated)
   return clock
 
@@ -207,17 +209,15 @@ def test_a_budget_of_seconds(tmp_path, clock, slow, steps):
   settings = tiny.config(tmp_path, **changes, **{"train.eval_every": 50})
   # The process had begun ten seconds before, and it is to end in time.
   end = clock.now - 10 + 120
-  clock_at = {}
+  clock_at, call = {}, trainer._Loop._call
 
-  def tick(i, batch):
-    clock.now += 1
-    clock.evaluation = 5 * (slow if i > 50 else 1)
-    clock_at[i] = (clock.now - end + 120) / 120
-    return batch
+  def look(loop):
+    clock.evaluation = 5 * (slow if loop.step > 50 else 1)
+    clock_at[loop.step] = (clock.now - end + 120) / 120
+    call(loop)
 
   with pytest.MonkeyPatch.context() as patch:
-    clock.batch = 0
-    tiny.wrap(patch, tick)
+    patch.setattr(trainer._Loop, "_call", look)
     record = train(settings, tmp_path / "run", clock.now - 10)
   assert record["ended"] == ("steps" if steps == 40 else "seconds")
   assert clock.now <= end
@@ -243,7 +243,7 @@ def test_the_budget_is_that_of_all_processes_together(tmp_path, clock):
   record = train(settings, tmp_path / "run")
   # What came after the last checkpoint, at 30, is done and paid again.
   assert 70 < record["seconds"] <= 100
-  np.testing.assert_allclose(record["seconds"], clock.now - 6000 - 4)
+  np.testing.assert_allclose(record["seconds"], clock.now - 6000 - 3)
 
 
 def test_a_budget_that_the_start_uses_up(tmp_path, clock):

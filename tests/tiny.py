@@ -95,13 +95,16 @@ def wrap(monkeypatch, before=lambda i, batch: batch, **replace):
 def kill(settings, workdir, at):
   """Trains until `at` updates are done, then ends the run as a kill would."""
 
-  def before(i, batch):
-    if i == at:
+  call = trainer._Loop._call
+
+  def killed(loop):
+    stop, _ = loop.ready
+    if loop.step <= at < stop:
       raise Killed
-    return batch
+    call(loop)
 
   with pytest.MonkeyPatch.context() as patch:
-    wrap(patch, before)
+    patch.setattr(trainer._Loop, "_call", killed)
     try:
       trainer.train(settings, workdir)
     except Killed:
