@@ -15,6 +15,8 @@ import contextlib
 import hashlib
 import os
 import signal
+import socket
+import sys
 
 import jax
 import numpy as np
@@ -44,7 +46,7 @@ def launched() -> dict | None:
   variable that is missing or no number.
   """
   given = [os.environ.get(name) for name in JAX]
-  if not any(given):
+  if given == [None] * len(JAX):
     step = all(name in os.environ for name in SLURM)
     return {} if step and os.environ["SLURM_NTASKS"] != "1" else None
   for name, value in zip(JAX, given, strict=True):
@@ -71,10 +73,21 @@ def connect() -> None:
   found = launched()
   if found is None:
     return
+  where = found.get("coordinator_address", "the address that Slurm gives")
+  if found.get("process_id") == 0:
+    # jaxlib crashes on a port that is taken, so we ask before it does.
+    with socket.socket() as probe:
+      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      try:
+        probe.bind(("", int(where.rpartition(":")[2])))
+      except (OSError, OverflowError) as error:
+        raise ValueError(f"{JAX[0]}={where} cannot be used: {error}") from error
+  # Said first: where the others do not come in time, jax ends this process.
+  print(f"meeting the other processes at {where}", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(**found, shutdown_timeout_seconds=PATIENCE)
   except RuntimeError as error:
-    raise ValueError(f"the processes did not meet: {error}") from error
+    raise ValueError(f"cannot meet at {where}: {error}") from error
   # jax has begun to catch SIGTERM; until somebody handles it, it shall end us.
   signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
@@ -131,20 +144,29 @@ def split(mesh: Mesh, batch, axis: int = 0):
   process puts its own rows on its devices, and no others. What has no rows, a
   number, is whole on every device.
   """
-  spread = NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS))
-  processes, mine = jax.process_count(), jax.process_index()
 
-  def put(array):
-    array, place = np.asarray(array), jax.make_array_from_process_local_data
-    if array.ndim <= axis:
-      return place(whole(mesh), array, array.shape)
-    if missing := -array.shape[axis] % mesh.size:
+  def filled(array):
+    array = np.asarray(array)
+    if array.ndim > axis and (missing := -array.shape[axis] % mesh.size):
       widths = [(0, missing * (a == axis)) for a in range(array.ndim)]
       array = np.pad(array, widths)
-    rows = np.split(array, processes, axis)[mine]
-    return place(spread, rows, array.shape)
+    return array
 
-  return jax.tree.map(put, batch)
+  def placed(array):
+    spec = [*[None] * axis, AXIS] if array.ndim > axis else []
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+  def put(array, sharding):
+    rows = array
+    if array.ndim > axis:
+      rows = np.split(array, jax.process_count(), axis)[jax.process_index()]
+    return jax.make_array_from_process_local_data(sharding, rows, array.shape)
+
+  batch = jax.tree.map(filled, batch)
+  shardings = jax.tree.map(placed, batch)
+  if not connected():
+    return jax.device_put(batch, shardings)  # the same, in one transfer
+  return jax.tree.map(put, batch, shardings)
 
 
 def local(tree):
@@ -175,15 +197,22 @@ def largest(*numbers: float) -> tuple[float, ...]:
   return tuple(gathered.max(0).tolist())
 
 
-def same(what: str, text: str) -> None:
-  """Raises ValueError in all processes unless `text` is the same in all."""
+def same(texts: dict[str, str]) -> None:
+  """Raises ValueError in all processes, naming the texts that differ in some.
+
+  The names have to be the same in all.
+  """
   if not connected():
     return
-  digest = hashlib.sha256(text.encode()).digest()
-  gathered = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-  odd = np.flatnonzero((gathered != gathered[0]).any(1))
-  if odd.size:
-    raise ValueError(f"process {odd[0]} has other {what} than process 0")
+  digests = [hashlib.sha256(text.encode()).digest() for text in texts.values()]
+  digests = np.stack([np.frombuffer(d, np.uint8) for d in digests])
+  gathered = multihost_utils.process_allgather(digests)
+  for process, differs in enumerate((gathered != gathered[0]).any(2)):
+    if differs.any():
+      names = [name for name, d in zip(texts, differs, strict=True) if d]
+      raise ValueError(
+        f"process {process} differs from process 0 in: {', '.join(names)}"
+      )
 
 
 @contextlib.contextmanager

@@ -73,9 +73,7 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
     },
     "devices": parallel.facts(loop.mesh),
   }
-  parallel.same(
-    "settings, data or versions", strict_json.dumps([config, facts])
-  )
+  parallel.same({k: strict_json.dumps(v) for k, v in (config | facts).items()})
   with parallel.together():
     directory = rundir.RunDir(workdir)
     if parallel.first():
@@ -213,10 +211,8 @@ class _Loop:
       notes.append("the validation split is empty: no evaluation, no best")
     with parallel.together():
       found = self._restore()
-    parallel.same(
-      f"checkpoints in {self.directory.checkpoints}",
-      checkpoint.fingerprint(found.state) if found else "",
-    )
+    what = f"what it finds in {self.directory.checkpoints}"
+    parallel.same({what: checkpoint.fingerprint(found.state) if found else ""})
     if found is None:
       whole = parallel.whole(self.mesh)
       self.state = jax.jit(self._init, out_shardings=whole)(self.key)

@@ -309,6 +309,6 @@ def test_what_the_environment_says(monkeypatch):
 def test_alone_nothing_is_exchanged():
   assert parallel.first() and not parallel.connected()
   assert parallel.largest(1.5, True) == (1.5, True)
-  parallel.same("anything", "")
+  parallel.same({"anything": ""})
   with pytest.raises(OSError, match="full"), parallel.together():
     raise OSError("full")
