@@ -69,6 +69,7 @@ def test_a_tied_readout_is_the_embedding():
     ("model.embed must be at least 1, not 0", {"embed": 0}),
     ("model.hidden must be at least 1, not -3", {"hidden": -3}),
     ("model.layers must be at least 1, not 0", {"layers": 0}),
+    ("model.chunk must be at least 1, not 0", {"chunk": 0}),
     (r"model.dropout must be in \[0, 1\), not 1", {"dropout": 1.0}),
     ("model.dropout.*not -0.1", {"dropout": -0.1}),
     ("model.dropout.*not nan", {"dropout": float("nan")}),
@@ -161,6 +162,23 @@ def test_padding_changes_nothing(cell):
   assert_close(total, want[1], atol=1e-5)
   carry = jax.tree.map(lambda *c: jnp.concatenate(c), *(c for _, c in losses))
   assert_close(carry, want[0][1], atol=1e-5)
+
+
+def test_a_chunked_scan_changes_no_gradient(x64):
+  plain, chunked = make(), make(chunk=3)
+  params = drawn(plain)
+
+  def grads(model):
+    def loss(params):
+      return jnp.sum(jnp.sin(model.apply(params, tokens(2, 7))[1][..., :PAD]))
+
+    return jax.make_jaxpr(jax.grad(loss))(params), jax.jit(jax.grad(loss))(
+      params
+    )
+
+  (graph, want), (chunks, found) = grads(plain), grads(chunked)
+  assert_close(found, want)
+  assert "remat" in str(chunks) and "remat" not in str(graph)
 
 
 def copying(hidden, name):
