@@ -15,7 +15,7 @@ FLOORS = {
   **dict.fromkeys("tasks data optim".split(), 2),
   **dict.fromkeys("plan update train trained sweep checkpoint".split(), 3),
   **dict.fromkeys(
-    "rundir strict_json progress cli figures instruments".split(), 3
+    "rundir strict_json progress cli figures instruments ledger".split(), 3
   ),
   "interchange": 3,
   "scripts": 4,
