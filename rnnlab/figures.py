@@ -205,3 +205,31 @@ def sensitivity(curves, path):
 
 def _ten_to(exponent, position=None):
   return f"$10^{{{exponent:g}}}$"
+
+
+def products(curves, path):
+  """Products of a constant factor over steps; returns the path written.
+
+  curves: {the factor as text: the product over 0, 1, 2 .. steps}.
+  """
+  figure, grid = _figure(1, 1, (6.4, 4))
+  axes = grid[0, 0]
+  styles = "--", "-", "-.", ":"
+  for i, (name, curve) in enumerate(curves.items()):
+    drawn = {"color": COLOURS[i], "linestyle": styles[i % len(styles)]}
+    axes.plot(range(len(curve)), curve, linewidth=2, **drawn)
+    # Named and numbered where it ends.
+    axes.annotate(
+      f"{name}: {curve[-1]:.4g}",
+      (len(curve) - 1, curve[-1]),
+      xytext=(6, 0),
+      textcoords="offset points",
+      verticalalignment="center",
+      color=COLOURS[i],
+    )
+  axes.set_yscale("log")
+  axes.set_xlim(0, 1.4 * max(len(curve) - 1 for curve in curves.values()))
+  axes.set_xlabel("steps")
+  axes.set_ylabel("product of the factor (no unit)")
+  axes.grid(alpha=0.3)
+  return _save(figure, path)

@@ -189,6 +189,17 @@ def test_sensitivity_is_drawn_past_the_range_of_floats(drawn, tmp_path):
   assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
 
 
+def test_products_are_named_where_they_end(drawn, tmp_path):
+  curves = {"0.9": 0.9 ** np.arange(51), "1.1": 1.1 ** np.arange(51)}
+  assert is_png(figures.products(curves, tmp_path / "p.png"))
+  (axes,) = drawn.pop().axes
+  assert axes.get_yscale() == "log" and axes.get_xlabel() == "steps"
+  texts = [text.get_text() for text in axes.texts]
+  assert texts == ["0.9: 0.005154", "1.1: 117.4"]
+  np.testing.assert_array_equal(axes.lines[0].get_ydata(), curves["0.9"])
+  assert list(axes.lines[0].get_xdata()) == list(range(51))
+
+
 def test_nothing_to_draw_is_said(tmp_path):
   with pytest.raises(ValueError, match="at least one row, there are 0"):
     figures.by_length([], tmp_path / "b.png")

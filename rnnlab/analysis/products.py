@@ -17,28 +17,31 @@ from jax import lax
 from rnnlab.analysis.path import basis, pull, push
 
 
-def log_singular_values(path, k=None, *, distance=None, sweeps=2):
+def log_singular_values(path, k=None, *, distance=None):
   """log sigma_BK of the product over the last `distance` steps, largest first.
 
-  k: how many; None is all of them, in one pass. Fewer start from random
-  directions, which `sweeps` passes there and back turn into the leading ones;
-  what is found then is never more than the true value. distance: an int, traced
-  or not; None is the whole path. Steps that a row does not have change nothing.
-  -inf where a product has no such direction left.
+  k: how many; None is all of them. Fewer start from random directions, which
+  passes there and back turn into the leading ones, more passes where they are
+  short; what is found then is never more than the true value. distance: an
+  int, traced or not; None is the whole path. Steps that a row does not have
+  change nothing. -inf where a product has no such direction left.
   """
   T, N, B = path.steps.state_NB.shape
-  start = 0 if distance is None else T - distance
+  distance = T if distance is None else distance
   if k is None or k >= N:
-    q_RNB = basis(path.steps.state_NB[0])
+    passes, q_RNB = 1, basis(path.steps.state_NB[0])
   else:
+    passes = 2 + 128 // distance
     q_RNB, _ = _qr(directions(path.steps.state_NB[0], k))
+  R = len(q_RNB)
 
-    def sweep(_, q_RNB):
-      q_RNB = _turn(path, push, q_RNB, start)
-      return _turn(path, pull, q_RNB, start)
+  def there_and_back(_, found):
+    q_RNB, log_BR, m_BRR = _forward(path, found[0], T - distance)
+    return _back(path, q_RNB, T - distance), log_BR, m_BRR
 
-    q_RNB = lax.fori_loop(0, sweeps, sweep, q_RNB)
-  return _scales(path, q_RNB, start)
+  like = jnp.zeros((B, R), q_RNB.dtype), jnp.zeros((B, R, R), q_RNB.dtype)
+  _, log_BR, m_BRR = lax.fori_loop(0, passes, there_and_back, (q_RNB, *like))
+  return _settle(log_BR, m_BRR)
 
 
 def log_gradients(path):
@@ -112,19 +115,8 @@ def directions(state_NB, k=1):
   return jnp.broadcast_to(q_KN1, (k, *state_NB.shape))
 
 
-def _turn(path, move, q_RNB, start):
-  """Takes orthonormal directions through the steps, or back through them."""
-  T = path.steps.real_B.shape[0]
-
-  def body(i, q_RNB):
-    t = start + i if move is push else T - 1 - i
-    return _qr(move(path, path.at(t), q_RNB))[0]
-
-  return lax.fori_loop(0, T - start, body, q_RNB)
-
-
-def _scales(path, q_RNB, start):
-  """log of the singular values of P q_0, for orthonormal q_0."""
+def _forward(path, q_RNB, start):
+  """P q_0 = Q diag(e^log) M, for orthonormal q_0: (Q, log_BR, M)."""
   T, R, B = path.steps.real_B.shape[0], q_RNB.shape[0], q_RNB.shape[2]
 
   def body(t, loop):
@@ -140,8 +132,17 @@ def _scales(path, q_RNB, start):
 
   eye_BRR = jnp.broadcast_to(jnp.eye(R, dtype=q_RNB.dtype), (B, R, R))
   loop = q_RNB, jnp.zeros((B, R), q_RNB.dtype), eye_BRR
-  _, log_BR, m_BRR = lax.fori_loop(start, T, body, loop)
-  return _settle(log_BR, m_BRR)
+  return lax.fori_loop(start, T, body, loop)
+
+
+def _back(path, q_RNB, start):
+  """Takes orthonormal directions back through the steps, by P'."""
+  T = path.steps.real_B.shape[0]
+
+  def body(i, q_RNB):
+    return _qr(pull(path, path.at(T - 1 - i), q_RNB))[0]
+
+  return lax.fori_loop(0, T - start, body, q_RNB)
 
 
 def _settle(log_BR, m_BRR):
