@@ -336,3 +336,16 @@ def test_samples_are_fresh_and_the_first_is_the_first_of_many(name):
     (x, at), (y, then) = (part.split(" at step ") for part in (one, two))
     assert 0 <= int(at) < 3 <= int(then) < 7
     assert float(x) + float(y) == pytest.approx(sample["target"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_analysis_reads_what_the_loss_reads(name):
+  task, params, _ = ready(name)
+  batch = next(iter(task.eval_batches("validation")))
+  (read,) = task.recurrences(params, (), batch)
+  trace = read.trace()
+  there_BT = np.broadcast_to(read.mask_BT, trace.out.shape[:2])
+  due = np.sum(np.where(there_BT, read.loss(trace.out), 0))
+  _, found = task.report(params, (), batch)
+  assert_close(due, found[task.metric].total, atol=0, rtol=1e-5)
+  assert due > 0

@@ -34,8 +34,8 @@ def read(what, run, split="validation", first=None) -> Reading:
       f"{what}: this run's task does not say which recurrences it runs "
       "(Task.recurrences), so there is nothing to measure"
     )
-  if not run.task.texts[split]:
-    raise ValueError(f"the {split} split is empty: nothing to measure")
+  if not run.task.texts.get(split):
+    raise ValueError(f"the {split} split holds no examples: nothing to measure")
   module = importlib.import_module(f"rnnlab.instruments.{what}")
   return module.read(run, split, first)
 

@@ -20,6 +20,7 @@ class Reader(NamedTuple):
 
   init: Any  # (key) -> params
   apply: Any  # (params, x, carry, **options) -> carry, y_BUV
+  recurrence: Any  # (params, x, loss, mask_BT) -> layers.Recurrence
 
 
 def make(
@@ -62,6 +63,10 @@ def make(
       return scan.Lookup(params["embed_VD"] if embed else jnp.eye(inputs), x)
     return nn.product(x, params["embed_VD"]) if embed else x
 
+  def readout(params, h_BTH):
+    y_BTV = nn.product(h_BTH, params["out"]["w_VH"].T)
+    return y_BTV + jnp.broadcast_to(params["out"]["b_V"], y_BTV.shape)
+
   def apply(params, x, carry=None, *, at=slice(None), **options):
     """Reads x from `carry` on, and reads out the steps of the slice `at`.
 
@@ -70,7 +75,20 @@ def make(
     """
     x, options = inputs_of(params, x), {"chunk": chunk} | options
     carry, h_BTH = stacks.unroll(stack, params["cells"], x, carry, **options)
-    y_BUV = nn.product(h_BTH[:, at], params["out"]["w_VH"].T)
-    return carry, y_BUV + jnp.broadcast_to(params["out"]["b_V"], y_BUV.shape)
+    return carry, readout(params, h_BTH[:, at])
 
-  return Reader(init, apply)
+  def recurrence(params, x, loss, mask_BT):
+    """All layers as one recurrence, for an analysis.
+
+    loss(y_BTV) -> loss_BT: what is due at each step, 0 where nothing is.
+    """
+    return stacks.Recurrence(
+      "stack",
+      stacks.as_cell(stack),
+      params["cells"],
+      inputs_of(params, x),
+      mask_BT=mask_BT,
+      loss=lambda h_BTH: loss(readout(params, h_BTH)),
+    )
+
+  return Reader(init, apply, recurrence)

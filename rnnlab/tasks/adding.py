@@ -56,6 +56,18 @@ def make(
       test=test,
       facts={"steps": length, "memoryless": 1 / 6},
     )
+
+  def recurrences(params, carry, batch):
+    def due(y_BTV):
+      error_B = y_BTV[:, length - 1, 0] - batch["targets_B"]
+      return jnp.pad(jnp.square(error_B)[:, None], ((0, 0), (length - 1, 0)))
+
+    inputs_BTD = batch["inputs_BTD"][:, :length]
+    there_BT = jnp.broadcast_to(
+      batch["example_B"][:, None], inputs_BTD.shape[:2]
+    )
+    return [model.recurrence(params, inputs_BTD, due, there_BT)]
+
   run = jax.jit(apply)
 
   def generate(params, key, prompts):
@@ -86,6 +98,7 @@ def make(
     reads="example",
     metric="mse",
     unit="sums",
+    recurrences=recurrences,
     **of_data,
   )
 

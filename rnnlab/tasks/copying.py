@@ -75,6 +75,15 @@ def make(
       },
     )
 
+  def recurrences(params, carry, batch):
+    def due(y_BTV):
+      nll_BU = cross_entropy(y_BTV[:, at], batch["targets_BU"])
+      return jnp.pad(nll_BU, ((0, 0), (steps - supervised, 0)))
+
+    inputs_BT = batch["inputs_BT"][:, :steps]
+    there_BT = jnp.broadcast_to(batch["example_B"][:, None], inputs_BT.shape)
+    return [model.recurrence(params, inputs_BT, due, there_BT)]
+
   run = jax.jit(apply)
 
   def generate(params, key, prompts):
@@ -106,6 +115,7 @@ def make(
     generate=generate,
     reads="example",
     unit="symbols",
+    recurrences=recurrences,
     **of_data,
   )
 
