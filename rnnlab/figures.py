@@ -233,3 +233,51 @@ def products(curves, path):
   axes.set_ylabel("product of the factor (no unit)")
   axes.grid(alpha=0.3)
   return _save(figure, path)
+
+
+def fixed_points(found, shown, path):
+  """Slow points among visited states, and eigenvalues; returns the path.
+
+  found: {recurrence: analysis.fixed_points.Points}; of each the `shown` slowest
+  points. One row a recurrence: the states along their two leading principal
+  components, and the complex plane with the unit circle.
+  """
+  figure, grid = _figure(2, len(found), (9.5, 4.2 * len(found)))
+  for (name, points), (left, right) in zip(found.items(), grid, strict=True):
+    visited_MN = points.visited_MN
+    middle_N = visited_MN.mean(0)
+    axes_2N = np.linalg.svd(visited_MN - middle_N, full_matrices=False)[2][:2]
+    if len(axes_2N) < 2:
+      axes_2N = np.concatenate([axes_2N, np.zeros_like(axes_2N)])
+    left.plot(
+      *((visited_MN - middle_N) @ axes_2N.T).T, ".", color="0.7", markersize=3
+    )
+    circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    right.plot(circle.real, circle.imag, color="0.5", linewidth=1)
+    for p, values_N in enumerate(points.eigenvalues_PN[:shown]):
+      drawn = {"color": COLOURS[p % len(COLOURS)], "marker": MARKERS[p % 8]}
+      at = (points.state_PN[p] - middle_N) @ axes_2N.T
+      label = f"{p + 1}: speed {points.speed_P[p]:.0e}"
+      left.plot(*at, linestyle="", markersize=9, label=label, **drawn)
+      right.plot(
+        values_N.real,
+        values_N.imag,
+        linestyle="",
+        markersize=5,
+        markerfacecolor="none",
+        **drawn,
+      )
+    left.set_title(f"{name}: states (grey) and slow points")
+    left.set_xlabel("first principal component (state)")
+    left.set_ylabel("second (state)")
+    left.legend(fontsize="small")
+    right.set_title("eigenvalues of a step there")
+    right.set_xlabel("real part (a step)")
+    right.set_ylabel("imaginary part (a step)")
+    right.set_aspect("equal", adjustable="datalim")
+    for axes in (left, right):
+      axes.grid(alpha=0.3)
+  return _save(figure, path)
+
+
+MARKERS = "osD^vPX*"

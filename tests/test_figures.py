@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rnnlab import figures, metrics
+from rnnlab.analysis.fixed_points import Points
 
 NAN = float("nan")
 
@@ -198,6 +199,30 @@ def test_products_are_named_where_they_end(drawn, tmp_path):
   assert texts == ["0.9: 0.005154", "1.1: 117.4"]
   np.testing.assert_array_equal(axes.lines[0].get_ydata(), curves["0.9"])
   assert list(axes.lines[0].get_xdata()) == list(range(51))
+
+
+@pytest.mark.parametrize("visited", [1, 9])
+@pytest.mark.parametrize("width", [1, 4])
+def test_slow_points_lie_among_the_states(visited, width, drawn, tmp_path):
+  rng = np.random.default_rng(0)
+  points = Points(
+    rng.normal(size=(3, width)),
+    np.array([1e-9, 1e-3, 0.5]),
+    np.array([4, 1, 1]),
+    rng.normal(size=(3, width)) + 1j,
+    rng.normal(size=(visited, width)),
+  )
+  path = figures.fixed_points({"a": points}, 2, tmp_path / "f.png")
+  assert is_png(path)
+  left, right = drawn.pop().axes
+  assert [line.get_label() for line in left.lines[1:]] == [
+    "1: speed 1e-09",
+    "2: speed 1e-03",
+  ]
+  assert len(left.lines[0].get_xdata()) == visited
+  circle, *values = right.lines
+  assert np.allclose(np.hypot(*circle.get_data()), 1) and len(values) == 2
+  np.testing.assert_array_equal(values[1].get_ydata(), np.ones(width))
 
 
 def test_nothing_to_draw_is_said(tmp_path):

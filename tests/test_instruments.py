@@ -11,6 +11,7 @@ from conftest import assert_close
 from test_scripts import command, record
 
 from rnnlab import instruments, train, trained
+from rnnlab.instruments import fixed_points
 from rnnlab.instruments.sensitivity import power_of_ten
 
 STEPS = {"train.steps": 4, "train.eval_every": 4, "train.save_every": 4}
@@ -84,6 +85,18 @@ def test_sensitivity_by_distance(run, tmp_path):
   terms = [found[term] for term in ("direct", "gate", "candidate")]
   assert sum(terms) == pytest.approx(1, abs=0.1)  # medians, each its own row's
   assert reading.draw(tmp_path / "s.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_slow_points_of_a_run(run, tmp_path):
+  _, loaded = run
+  reading = instruments.read("fixed_points", loaded, first=4)
+  found = reading.record["stack"]
+  shown = min(found["points"], fixed_points.SHOWN)
+  assert len(found["speed"]) == len(reading.tables[0]) - 1 == shown
+  assert found["speed"] == sorted(found["speed"])
+  assert sum(found["starts"]) <= 64
+  assert reading.draw(tmp_path / "f.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

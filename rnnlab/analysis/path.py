@@ -143,6 +143,6 @@ def _tree(s_NB, like):
   ends, start = [], 0
   for leaf in leaves:
     rows = leaf.size // leaf.shape[-1]
-    ends.append(s_NB[start : start + rows].reshape(leaf.shape))
+    ends.append(s_NB[start : start + rows].reshape(*leaf.shape[:-1], -1))
     start += rows
   return tree.unflatten(ends)
