@@ -63,11 +63,13 @@ def find(recurrence, *, starts=64, steps=1000, rate=0.03, x_D=None) -> Points:
   @jax.jit
   def search(params, s_NP):
     own = path.follow(r._replace(params=params))
-    u_G1 = r.cell.project(params, x_D[:, None])
-    u_GP = jnp.broadcast_to(u_G1, (u_G1.shape[0], s_NP.shape[1]))
+    u = jax.tree.map(
+      lambda u_H1: jnp.broadcast_to(u_H1, (len(u_H1), s_NP.shape[1])),
+      r.cell.project(params, x_D[:, None]),
+    )
 
     def move(s_NP):
-      return own.update(s_NP, own.drive(s_NP, u_GP))
+      return own.update(s_NP, own.drive(s_NP, u))
 
     def slowness(s_NP):
       # Columns have nothing to do with each other, nor have their gradients.
