@@ -277,7 +277,7 @@ def test_a_hundred_figures_leave_nothing_behind(tmp_path):
   for _ in range(50):
     figures.by_length([row(6)], tmp_path / "b.png")
     figures.attention_maps([sample("ab")], tmp_path / "a.png", True)
-  assert alive() == before
+  assert alive() <= before
   pyplot = sys.modules.get("matplotlib.pyplot")
   assert pyplot is None or not pyplot.get_fignums()
 

@@ -123,7 +123,7 @@ def test_what_cannot_be_measured_is_said(run):
   with pytest.raises(ValueError, match="task does not say which recurrences"):
     instruments.read("retention", loaded._replace(task=task))
   task = loaded.task._replace(texts={"test": []})
-  with pytest.raises(ValueError, match="test split is empty"):
+  with pytest.raises(ValueError, match="test split holds no examples"):
     instruments.read("retention", loaded._replace(task=task), "test")
   settings = {"embed": 4, "hidden": 3, "cell": {"name": "rnn"}}
   bare = tiny.config(run[0].parent) | {"model": settings}

@@ -216,5 +216,5 @@ def test_help_shows_an_example(pool):
   runs = together(pool, *(([f"scripts/{s}", "--help"], {}) for s in scripts))
   for script, done in zip(scripts, runs, strict=True):
     told = done.stdout.decode()
-    assert re.search(rf"Examples?:\n  python scripts/{script} --", told)
+    assert re.search(rf"Examples?:\n  python scripts/{script}\b", told)
     assert "\nflags:" in told
