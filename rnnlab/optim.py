@@ -1,13 +1,15 @@
 """Optimisers: a chain without the learning rate, and the rate on its own.
 
     opt = make(name="adam", lr=1e-3, schedule="cosine", warmup=100, steps=5000)
-    rate = opt.rate(count, elapsed)
+    rate = opt.rate(opt.numbers, count, elapsed)
     params, opt_state, applied, grad_norm = apply(
-      opt.tx, rate, grads, params, opt_state
+      opt.tx(opt.numbers), rate, grads, params, opt_state
     )
 
 The rate stands outside the chain, so that the logged rate is the one that was
-used, and so that it can follow a wall-clock budget.
+used, and so that it can follow a wall-clock budget. The numbers stand outside
+of both: they are data to the compiled update, and another value compiles
+nothing.
 """
 
 import math
@@ -21,13 +23,16 @@ import optax
 
 
 class Optimizer(NamedTuple):
-  """A gradient transformation without a rate, and the rate.
+  """A gradient transformation without a rate, the rate, and their numbers.
 
-  rate(count, elapsed) is a float32, traceable: count is the number of updates
-  applied so far, elapsed the used share of the wall-clock budget (0 without).
+  tx(numbers) is the transformation. rate(numbers, count, elapsed=0.0) is a
+  float32, traceable: count is the number of updates applied so far, elapsed the
+  used share of the wall-clock budget (0 without). Both take numbers as they
+  stand here or traced; which there are is part of the program.
   """
 
-  tx: optax.GradientTransformation
+  numbers: dict[str, float]
+  tx: Callable
   rate: Callable
 
 
@@ -61,10 +66,14 @@ def make(
   clock's budget is used, whichever comes first. unit="epoch" holds the count at
   the first update of each epoch, so a warm-up leaves the first epoch at 0.
   """
-  return Optimizer(
-    _make_tx(name, clip, weight_decay, momentum, b1, b2, eps),
-    _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end),
+  rate_numbers, rate = _make_rate(
+    lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end
   )
+  tx_numbers, tx = _make_tx(name, clip, weight_decay, momentum, b1, b2, eps)
+  # Python's floats: as arguments of a compiled call they give way to the dtype
+  # of what they meet, as constants do.
+  numbers = {k: float(v) for k, v in (rate_numbers | tx_numbers).items()}
+  return Optimizer(numbers, tx, rate)
 
 
 def _make_tx(name, clip, weight_decay, momentum, b1, b2, eps):
@@ -84,14 +93,28 @@ def _make_tx(name, clip, weight_decay, momentum, b1, b2, eps):
   fits = name == "sgd" or momentum == 0
   _require(fits, "momentum", momentum, f"0 with opt.name={name!r}")
 
-  parts = [] if clip is None else [clip_by_global_norm(clip)]
+  numbers = {} if clip is None else {"clip": clip}
   if name == "sgd":
-    parts += [optax.trace(momentum) if momentum else optax.identity()]
+    numbers |= {"momentum": momentum} if momentum else {}
   else:
-    parts += [optax.scale_by_adam(b1, b2, eps)]
+    numbers |= {"b1": b1, "b2": b2, "eps": eps}
   if name == "adamw":
-    parts += [optax.add_decayed_weights(weight_decay)]
-  return optax.chain(*parts)
+    numbers |= {"weight_decay": weight_decay}
+
+  def tx(numbers):
+    parts = [optax.identity()]  # a chain of nothing would not be one
+    if "clip" in numbers:
+      parts += [clip_by_global_norm(numbers["clip"])]
+    if "momentum" in numbers:
+      parts += [optax.trace(numbers["momentum"])]
+    if "b1" in numbers:
+      adam = numbers["b1"], numbers["b2"], numbers["eps"]
+      parts += [optax.scale_by_adam(*adam)]
+    if "weight_decay" in numbers:
+      parts += [optax.add_decayed_weights(numbers["weight_decay"])]
+    return optax.chain(*parts)
+
+  return numbers, tx
 
 
 def _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end):
@@ -117,27 +140,33 @@ def _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end):
   fits = schedule == "cosine" or end == 0
   _require(fits, "end", end, f"0 with opt.schedule={schedule!r}")
 
-  def rate(count, elapsed=0.0):
+  numbers = {"lr": lr, "warmup": warmup}
+  if schedule == "cosine":
+    numbers |= {"end": end} | ({} if steps is None else {"steps": steps})
+
+  def rate(numbers, count, elapsed=0.0):
+    lr, warmup = numbers["lr"], numbers["warmup"]
     count = jnp.asarray(count)
     if unit == "epoch":
       count = count // steps_per_epoch * steps_per_epoch
     count = count.astype(jnp.float32)
-    rising = lr * count / max(warmup, 1)
+    rising = lr * count / jnp.maximum(warmup, 1)
     settled = jnp.float32(lr)
     if schedule == "cosine":
       done = jnp.asarray(elapsed, jnp.float32)
-      if steps is not None:
-        done = jnp.maximum(done, count / steps)
+      if "steps" in numbers:
+        done = jnp.maximum(done, count / numbers["steps"])
       done = jnp.clip(done, 0, 1)
       # Where the warm-up ended, had all updates taken the same share: without
       # a clock it is warmup / steps, so one formula serves both.
       start = warmup * done / jnp.maximum(count, 1)
       room = start < 1
       q = jnp.where(room, (done - start) / jnp.where(room, 1 - start, 1), 1)
+      end = numbers["end"]
       settled = end + (lr - end) * 0.5 * (1 + jnp.cos(jnp.pi * q))
     return jnp.where(count < warmup, rising, settled)
 
-  return rate
+  return numbers, rate
 
 
 def apply(tx, rate, grads, params, opt_state, when=True):

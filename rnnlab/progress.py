@@ -64,6 +64,29 @@ class Progress:
     elif self._shown:
       print(text, file=sys.stderr, flush=True)
 
+  def parts(self, names) -> list["Part"]:
+    """One progress for each of several jobs, shown together as this one."""
+    shares = [0.0] * len(names)
+    return [Part(self, shares, i, name) for i, name in enumerate(names)]
+
+
+class Part:
+  """The progress of one of several jobs, of equal length."""
+
+  def __init__(self, whole, shares, i, name):
+    self._whole, self._shares, self._i, self._name = whole, shares, i, name
+
+  def update(self, share: float, text: str, keep: bool = False) -> None:
+    """As `Progress.update`; the time left is that of all the jobs."""
+    self._shares[self._i] = share
+    n, done = len(self._shares), sum(share >= 1 for share in self._shares)
+    text = f"{done} of {n} done  {self._name}: {text}"
+    self._whole.update(sum(self._shares) / n, text, keep)
+
+  def say(self, text: str) -> None:
+    """As `Progress.say`."""
+    self._whole.say(f"{self._name}: {text}")
+
 
 def clock(seconds: float) -> str:
   """A duration as 0:42, 12:05 or 1:02:33."""

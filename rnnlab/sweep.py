@@ -4,8 +4,9 @@ workdir/sweep.csv       one row a point, rewritten whole after every point
 workdir/<its settings>  the run of a point, the same as a single run's
 workdir/lock            held while the sweep lives
 
-Points share nothing but the process, so their order changes no number, and a
-sweep that was killed and started again runs what is missing.
+Points that differ in what no compiled program knows of (`program.DATA`) share
+one, and can be trained at once. Their order changes no number, and a sweep that
+was killed and started again runs what is missing.
 """
 
 import copy
@@ -21,17 +22,16 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from rnnlab import cli, rundir, strict_json, train, trained
-from rnnlab.progress import clock
+from rnnlab import backend, program, rundir, strict_json, train, trained
+from rnnlab.progress import Progress, clock
 from rnnlab.update import evaluate
 
 # Runs that differ in these alone are repetitions of one setting.
 SEEDS = ("seed", "task.seed")
-EXACT, NLL = "val/exact_match", "val/nll"
+EXACT = "val/exact_match"
 WORST = f"{EXACT}/worst"
 
 
@@ -77,63 +77,219 @@ def points(sweep, arg, config) -> list[Point]:
   ]
 
 
-def run(points, workdir, paddings=()) -> list[dict]:
-  """Trains and evaluates the points in turn; returns the rows of sweep.csv.
+def share(points, index, count) -> list[Point]:
+  """Part `index` of `count`, from 0 on; neighbours in the list stay together.
+
+  ValueError where there is no such part.
+  """
+  if not 0 <= index < count:
+    raise ValueError(f"part {index} of {count}: it has to be 0 to {count - 1}")
+  n = len(points)
+  return points[n * index // count : n * (index + 1) // count]
+
+
+def run(points, workdir, paddings=(), together=None, part="") -> list[dict]:
+  """Trains and evaluates the points; returns the rows of sweep.csv.
 
   The metrics are those of the task's report on the validation split, at the
-  best checkpoint, as they stand and again with so many columns of `paddings`
-  added ("val/nll/padding=4"). A point that raises is recorded with its error,
-  and tried again by the next call; a run that has ended is only evaluated.
+  best checkpoint and, under "final/", at the last; at the best again with so
+  many columns of `paddings` added ("val/nll/padding=4"). A point that raises is
+  recorded with its error, and tried again by the next call; a run that has
+  ended is left as it is.
+
+  together: train so many points at once where they share a program; 1 is one
+  after another; None is 1 on a CPU, where that is faster, and else 16. part:
+  what the names of the table and the lock end with, where several processes
+  have a share each.
   """
-  paddings = sorted({0, *paddings})
-  if paddings[0] < 0:
+  paddings = sorted({*paddings} - {0})
+  if paddings and paddings[0] < 0:
     raise ValueError(f"extra padding must be at least 0, not {paddings[0]}")
+  if together is None:
+    together = 1 if backend.kind() == "cpu" else 16
   rows = [
     {"point": point.name, **point.settings, "status": "waiting", "error": ""}
     for point in points
   ]
   directory = rundir.RunDir(workdir)
   directory.path.mkdir(parents=True, exist_ok=True)
-  with directory:
+  directory.lock = directory.path / f"lock{part}"
+  table, programs = directory.path / f"sweep{part}.csv", {}
+  with directory, Progress("sweep") as progress:
     directory.acquire()
-    _write(directory.path, rows)
-    for i, point in enumerate(points):
-      place = f"point {i + 1} of {len(points)}"
-      cli.say(f"{place}: {point.name}")
-      rows[i] |= _outcome(point, directory.path / point.name, paddings)
-      _write(directory.path, rows)
-      cli.say(f"{place}: {_told(rows[i])}{_left(rows)}")
+    _write(table, rows)
+    parts = progress.parts([point.name for point in points])
+    for members in _calls(points, together):
+      results = _trained(
+        [
+          (points[i], directory.path / points[i].name, parts[i])
+          for i in members
+        ],
+        programs,
+      )
+      for i, result in zip(members, results, strict=True):
+        told = _outcome(
+          result, points[i], directory.path / points[i].name, paddings, programs
+        )
+        rows[i] |= told
+        parts[i].update(1, _told(rows[i]), keep=True)
+      _write(table, rows)
   return rows
+
+
+def _calls(points, together):
+  """The numbers of the points that are trained at once, call by call."""
+  if together == 1:
+    return [[i] for i in range(len(points))]
+  kinds = {}
+  for i, point in enumerate(points):
+    kinds.setdefault(program.kind(point.config), []).append(i)
+  calls = []
+  for members in kinds.values():
+    # Of one size where they divide: as many members, so many programs.
+    n = -(-len(members) // together)
+    cuts = [len(members) * i // n for i in range(n + 1)]
+    calls += [members[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+  return calls
+
+
+def _trained(members, programs):
+  """What became of each member, a record or an Exception; and the seconds."""
+  began = time.monotonic()
+  if len(members) > 1:
+    members = [
+      (p.config, workdir, progress) for p, workdir, progress in members
+    ]
+    results = train.train_abreast(members, programs)
+  else:
+    ((point, workdir, progress),) = members
+    try:
+      results = [
+        train.train(point.config, workdir, programs=programs, progress=progress)
+      ]
+    except Exception as error:
+      results = [error]
+  took = round(time.monotonic() - began, 3)
+  return [(result, took) for result in results]
+
+
+def _outcome(result, point, workdir, paddings, programs):
+  """What the row of a point says of it once it was run."""
+  result, took = result
+  try:
+    if isinstance(result, Exception):
+      raise result
+    return {"status": "done"} | _figures(
+      result, point.config, workdir, paddings, programs
+    )
+  except Exception as error:
+    if not isinstance(error, ValueError | OSError):
+      traceback.print_exc()  # nothing that a user can get wrong
+    return {
+      "status": "failed",
+      # On one line, whatever its message is.
+      "error": " ".join(f"{type(error).__name__}: {error}".split()),
+      "seconds": took,
+    }
+
+
+def _figures(record, config, workdir, paddings, programs):
+  """The best and last figures of a run, as it wrote them down."""
+  log = rundir.MetricsLog.read(rundir.RunDir(workdir).metrics)
+  figures = {
+    row["step"]: {n: v for n, v in row.items() if n.startswith("val/")}
+    for row in log
+  }
+  best, last = record["best_step"], record["step"]
+  if best is None:
+    raise ValueError("no evaluation after step 0 gave a finite loss")
+  found = {
+    "metric": next(n for n in record if n.startswith("best/"))[5:],
+    "best_step": best,
+    "steps": last,
+    "seconds": record["seconds"],
+    **figures[best],
+    **{f"final/{name}": value for name, value in figures[last].items()},
+  }
+  if paddings:
+    loaded = trained.load(workdir)
+    report = programs[program.kind(config)].report
+    carry = loaded.task.carry(loaded.params)
+  for extra in paddings:
+    batches = loaded.task.eval_batches("validation", extra=extra)
+    for name, mean in evaluate(report, loaded.params, carry, batches).items():
+      column = f"val/{name}/padding={extra}"
+      found[column] = mean.value(column)
+  if EXACT in found and paddings:
+    found[WORST] = min(v for name, v in found.items() if name.startswith(EXACT))
+  return found
 
 
 def summary(rows, settings) -> list[dict]:
   """One row a setting: the mean over its seeds, best first, failures last.
 
-  rows: of `run`. settings: the names that the sweep varies. "<metric>/interval"
-  is half the width of the 95 % interval of the mean, by Student's t; None where
-  one run alone has finished.
+  rows: of `run`. settings: the names that the sweep varies. "metric" is what
+  the best checkpoints were chosen by. "<name>/interval" is half the width of
+  the 95 % interval of a mean, by Student's t; None where one run alone has
+  finished.
   """
-  fields = [name for name in settings if name not in SEEDS]
-  groups = {}
-  for row in rows:
-    groups.setdefault(tuple(row[name] for name in fields), []).append(row)
   table = []
-  for values, members in groups.items():
+  for setting, members in _settings(rows, settings):
     done = [row for row in members if row["status"] == "done"]
-    mean = dict(zip(fields, values, strict=True))
-    mean |= {"points": len(members), "failed": len(members) - len(done)}
-    for metric in (EXACT, NLL, WORST):
-      if done and metric in done[0]:
-        mean[metric], mean[f"{metric}/interval"] = interval(
-          [row[metric] for row in done]
+    mean = setting | {
+      "points": len(members),
+      "failed": len(members) - len(done),
+    }
+    mean["metric"] = metric = done[0]["metric"] if done else None
+    for name in (EXACT, metric, f"final/{metric}", WORST):
+      if done and name in done[0]:
+        mean[name], mean[f"{name}/interval"] = interval(
+          [row[name] for row in done]
         )
     table.append(mean)
   return sorted(table, key=_rank)
 
 
+def curves(rows, settings, workdir) -> list[dict]:
+  """What a figure shows of each setting: its values, and its runs' losses.
+
+  "runs" are pairs (steps, losses) of the evaluations of the runs that were
+  done; "final" their best losses, "at" the settings, "level" the loss without a
+  memory where the task knows one.
+  """
+  found = []
+  for setting, members in _settings(rows, settings):
+    one = {"at": setting, "runs": [], "final": [], "level": None}
+    for row in members:
+      if row["status"] != "done":
+        continue
+      path, metric = Path(workdir) / row["point"], row["metric"]
+      log = rundir.MetricsLog.read(path / "metrics.jsonl")
+      log = [entry for entry in log if metric in entry]
+      one["runs"].append([[e["step"], e[metric]] for e in log])
+      one["final"].append(row[metric])
+      one["metric"] = metric
+      one["level"] = rundir.load(path)[1]["data"].get("memoryless")
+    found.append(one)
+  return found
+
+
+def _settings(rows, settings):
+  """[(the settings without the seeds, the rows that have them)]."""
+  fields = [name for name in settings if name not in SEEDS]
+  groups = {}
+  for row in rows:
+    groups.setdefault(tuple(row[name] for name in fields), []).append(row)
+  return [
+    (dict(zip(fields, values, strict=True)), members)
+    for values, members in groups.items()
+  ]
+
+
 def text(table) -> list[list[str]]:
   """The rows of `summary` as rows of text for a person, a header first."""
   columns = dict.fromkeys(name for row in table for name in row)
+  del columns["metric"]  # a column has its name
   shown = [name for name in columns if not name.endswith("/interval")]
   return [shown] + [[_cell(row, name) for name in shown] for row in table]
 
@@ -198,67 +354,23 @@ def _name(settings):
   return name
 
 
-def _outcome(point, workdir, paddings):
-  """What the row of a point says of it once it was run."""
-  began = time.monotonic()
-  try:
-    return {"status": "done"} | _run(point.config, workdir, paddings)
-  except Exception as error:
-    if not isinstance(error, ValueError | OSError):
-      traceback.print_exc()  # nothing that a user can get wrong
-    return {
-      "status": "failed",
-      # On one line, whatever its message is.
-      "error": " ".join(f"{type(error).__name__}: {error}".split()),
-      "seconds": round(time.monotonic() - began, 3),
-    }
-
-
-def _run(config, workdir, paddings):
-  record = train.train(config, workdir)
-  best = trained.load(workdir)
-  report, carry = jax.jit(best.task.report), best.task.carry(best.params)
-  found = {
-    "best_step": record["best_step"],
-    "steps": record["step"],
-    "seconds": record["seconds"],
-  }
-  for extra in paddings:
-    batches = best.task.eval_batches("validation", extra=extra)
-    for name, mean in evaluate(report, best.params, carry, batches).items():
-      column = f"val/{name}/padding={extra}" if extra else f"val/{name}"
-      found[column] = mean.value(column)
-  if EXACT in found and len(paddings) > 1:
-    found[WORST] = min(v for name, v in found.items() if name.startswith(EXACT))
-  return found
-
-
-def _write(workdir: Path, rows):
+def _write(path: Path, rows):
   text = io.StringIO()
   columns = dict.fromkeys(name for row in rows for name in row)
   table = csv.DictWriter(text, columns, lineterminator="\n")
   table.writeheader()
   table.writerows(rows)
-  rundir.write_whole(workdir / "sweep.csv", text.getvalue())
+  rundir.write_whole(path, text.getvalue())
 
 
 def _told(row):
   if row["status"] == "failed":
     return f"failed: {row['error']}"
-  figures = [f"{n} {row[n]:.4f}" for n in (EXACT, NLL, WORST) if n in row]
+  figures = [f"{n} {v:.4f}" for n, v in row.items() if n.startswith("val/")]
   return f"{', '.join(figures)}  {clock(row['seconds'])}"
 
 
-def _left(rows):
-  # By what the runs took in all processes: passing over one is quick.
-  took = [row["seconds"] for row in rows if row["status"] == "done"]
-  waiting = sum(row["status"] == "waiting" for row in rows)
-  if not took or not waiting:
-    return ""
-  return f"  left {clock(waiting * sum(took) / len(took))}"
-
-
 def _rank(row):
-  nll = row.get(NLL)
-  lost = 2 if nll is None else int(math.isnan(nll))
-  return lost, -row.get(EXACT, 0.0), 0.0 if lost else nll
+  loss = row.get(row["metric"])
+  lost = 2 if loss is None else int(math.isnan(loss))
+  return lost, -row.get(EXACT, 0.0), 0.0 if lost else loss

@@ -6,7 +6,6 @@ loop remembers is kept with the checkpoints, so a run that was killed and
 started again does what it would have done.
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -25,69 +24,126 @@ from rnnlab import (
   metrics,
   optim,
   parallel,
+  program,
   rundir,
   settings,
   strict_json,
   tasks,
 )
 from rnnlab.data import batching
+from rnnlab.feed import Feed
 from rnnlab.plan import History, Plan
+from rnnlab.program import Report, Step, abreast, alone
 from rnnlab.progress import Progress
-from rnnlab.update import counted, evaluate, init_state, make_train_steps
-
-NO_END = 2**31 - 1
+from rnnlab.update import init_state
 
 
-def train(config: dict, workdir, started: float | None = None) -> dict:
+def train(
+  config: dict,
+  workdir,
+  started: float | None = None,
+  programs: dict | None = None,
+  progress: Progress | None = None,
+) -> dict:
   """Trains as config says, in workdir; the same call again goes on.
 
   config: nested plain values under `seed`, `task`, `model`, `opt`, `train`; all
   is checked before anything is written, and ValueError names the field.
   started: when the wall-clock budget began (time.monotonic()), by default now.
-  Returns the final record; its "val/nll" (or the task's own metric) is that
-  of the final parameters. A run that has ended is left alone and its record
-  returned again.
+  programs: compiled programs by kind, used where one fits and added to where
+  none does. Returns the final record; its "val/nll" (or the task's own metric)
+  is that of the final parameters. A run that has ended is left alone and its
+  record returned again.
 
   Several processes call this alike, on one file system. The first of them alone
   writes; a ValueError or OSError of one that concerns the run ends all.
   """
-  started = time.monotonic() if started is None else started
-  with parallel.together():
-    config = strict_json.settle(config, "config")
-    sections = {"seed", "task", "model", "opt", "train"}
-    if odd := sorted(sections ^ config.keys()):
-      raise ValueError(f"config needs {', '.join(sorted(sections))}; see {odd}")
-    batching.check_seed("seed", config["seed"])
-    plan = Plan(**settings.bind(Plan, "train", config["train"]))
-    task = tasks.make(**config["task"], model=config["model"])
-    loop = _Loop(config, plan, task, started)
-  facts = {
-    "vocabulary": task.vocab and list(task.vocab.symbols),
-    "data": task.facts,
-    "versions": {
-      "python": platform.python_version(),
-      "jax": jax.__version__,
-      "flax": flax.__version__,
-      "optax": optax.__version__,
-      "numpy": np.__version__,
-    },
-    "devices": parallel.facts(loop.mesh),
-  }
-  parallel.same({k: strict_json.dumps(v) for k, v in (config | facts).items()})
-  with parallel.together():
-    directory = rundir.RunDir(workdir)
-    if parallel.first():
-      directory = rundir.claim(workdir, config, facts)
-  with directory:
-    return loop.run(directory)
+  run = Run(config, started, {} if programs is None else programs)
+  if progress is None:
+    with Progress("train", shown=parallel.first()) as progress:
+      return _train(run, workdir, progress)
+  return _train(run, workdir, progress)
 
 
-class _Loop:
-  """One run. Where there are several processes, each has a loop of its own and
-  all take the same turns; the first alone writes and prints."""
+def _train(run, workdir, progress):
+  with run.claim(workdir) as directory, _interruptible() as signalled:
+    return alone(run.steps(directory, progress, signalled), run.program)
 
-  def __init__(self, config, plan, task, started):
-    self.plan, self.task, self.started = plan, task, started
+
+def train_abreast(members, programs: dict) -> list:
+  """Trains several runs at once, in one compiled call for all.
+
+  members: of (config, workdir, progress). The runs differ in what a program
+  does not know of (`program.DATA`, the optimiser's numbers), and have no
+  wall-clock budget, which they could not share. Returns the record of each, or
+  the Exception that it ended with.
+  """
+  results, runs, feeds = [None] * len(members), {}, {}
+  with contextlib.ExitStack() as held:
+    signalled = held.enter_context(_interruptible())
+    for i, (config, workdir, progress) in enumerate(members):
+      try:
+        run = Run(config, None, programs)
+        if run.plan.seconds:
+          raise ValueError(
+            f"train.seconds={run.plan.seconds:g} is the budget of one run; "
+            "runs that share their calls cannot share it"
+          )
+        # Of one object where they read the same data: prepared once for all.
+        data = strict_json.dumps(config["task"])
+        run.feed = feeds.setdefault(data, run.feed)
+        directory = held.enter_context(run.claim(workdir))
+        runs[i] = run, run.steps(directory, progress, signalled)
+      except Exception as error:
+        results[i] = error
+    if runs:
+      (shared,) = {run.program for run, _ in runs.values()}
+      found = abreast(
+        [steps for _, steps in runs.values()], shared, len(feeds) == 1
+      )
+      for i, result in zip(runs, found, strict=True):
+        results[i] = result
+  for result in results:
+    if isinstance(result, SystemExit):  # a signal is for all of them
+      raise result
+  return results
+
+
+class Run:
+  """One run. Where there are several processes, each has one of its own and all
+  take the same turns; the first alone writes and prints."""
+
+  def __init__(self, config, started, programs):
+    self.started = time.monotonic() if started is None else started
+    with parallel.together():
+      config = strict_json.settle(config, "config")
+      sections = {"seed", "task", "model", "opt", "train"}
+      if odd := sorted(sections ^ config.keys()):
+        raise ValueError(
+          f"config needs {', '.join(sorted(sections))}; see {odd}"
+        )
+      batching.check_seed("seed", config["seed"])
+      self.config = config
+      self.plan = Plan(**settings.bind(Plan, "train", config["train"]))
+      self.task = tasks.make(**config["task"], model=config["model"])
+      self._prepare(programs)
+    self.facts = {
+      "vocabulary": self.task.vocab and list(self.task.vocab.symbols),
+      "data": self.task.facts,
+      "versions": {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "numpy": np.__version__,
+      },
+      "devices": parallel.facts(self.mesh),
+    }
+    told = config | self.facts
+    parallel.same({k: strict_json.dumps(v) for k, v in told.items()})
+
+  def _prepare(self, programs):
+    plan, task = self.plan, self.task
     self.mesh = parallel.mesh(plan.data_parallel)
     self.end = plan.end(task.per_epoch)
     fixed = {
@@ -95,30 +151,20 @@ class _Loop:
       "steps_per_epoch": task.per_epoch,
       "budget": plan.seconds is not None,
     }
-    given = settings.bind(optim.make, "opt", config["opt"])
+    given = settings.bind(optim.make, "opt", self.config["opt"])
     for name in given.keys() & fixed.keys():
       raise ValueError(
         f"opt.{name} follows from train and cannot be set to {given[name]!r}"
       )
     self.optimizer = optim.make(**given | fixed)
-    self.key = jax.random.key(config["seed"])
+    self.key = jax.random.key(self.config["seed"])
     # By shapes alone: what the model refuses, it refuses here.
     self.like = jax.eval_shape(self._init, self.key)
-    self.compilations = collections.Counter()
-    # All that comes out is whole on every device, a carry of rows too (to join
-    # it costs little beside the gradients): each process can read and save it.
-    whole = parallel.whole(self.mesh)
-    self.train_steps = counted(
-      "train_steps",
-      make_train_steps(task, self.optimizer),
-      self.compilations,
-      donate_argnums=0,
-      out_shardings=whole,
-    )
-    self.report = counted(
-      "report", task.report, self.compilations, out_shardings=whole
-    )
-    self.K = plan.updates_per_call
+    kind = program.kind(self.config)
+    if kind not in programs:
+      programs[kind] = program.Program(task, self.optimizer, self.mesh)
+    self.program = programs[kind]
+    self.feed = Feed(task, self.mesh, plan.updates_per_call, self.end)
     self.step, self.history, self.pending = 0, History(), None
     self.earlier, self.call_seconds, self.clock = 0.0, 0.0, 0.0
     self.validates = bool(task.texts["validation"])
@@ -129,6 +175,14 @@ class _Loop:
       )
     if any(leaf.ndim for leaf in jax.tree.leaves(self.like.carry)):
       self._check_rows()
+
+  def claim(self, workdir):
+    """The run directory, locked, with the settings and facts written down."""
+    with parallel.together():
+      directory = rundir.RunDir(workdir)
+      if parallel.first():
+        directory = rundir.claim(workdir, self.config, self.facts)
+    return directory
 
   def _check_rows(self):
     """Refuses batches that need more rows to divide than the carry has."""
@@ -150,59 +204,62 @@ class _Loop:
   def _init(self, key):
     return init_state(self.task, self.optimizer, key)
 
-  def run(self, directory):
-    self.directory = directory
+  def steps(self, directory, progress, signalled):
+    """The run as a generator: it asks (`program`), and returns the record.
+
+    signalled: a list that is no longer empty once the run has to stop.
+    """
+    self.directory, self.progress = directory, progress
+    self.signalled = signalled
     self.log = rundir.MetricsLog(directory.metrics)
-    self.progress = Progress("train", shown=parallel.first())
-    with self.progress, _interruptible() as self.signalled:
-      self._begin()
-      plan = dataclasses.asdict(self.plan)
-      if (self.history.ended or {}).get("plan") == plan:
-        self.progress.say(
-          f"this run has ended already, at step {self.step}; nothing to do"
-        )
-        return self._record()
-      self.history.ended = None
-      if self.end and self.step > self.end:
-        self.progress.say(
-          f"the run stands at step {self.step}, past the {self.end} asked for"
-        )
-      if self.validates and self.plan.seconds:
-        # Compiled now, so that the clock tells what an evaluation takes.
-        first = itertools.islice(self._validation(), 1)
-        evaluate(self.report, self.state.params, self._carry(), first)
-      if self.validates and self.step == 0:
-        self._evaluate()
-      self.ready, why = self._prepare(), self._why_end()
-      while not why and not self.stopped:
-        began, compiled = time.monotonic(), self.compilations.total()
-        self._call()
-        if self.compilations.total() == compiled:  # or it foretells nothing
-          self.call_seconds = time.monotonic() - began
-        why = self._why_end()
-        if self._report(why):
-          why = self._why_end()  # an evaluation takes time, and may be the last
-      if self.stopped:
-        self._settle()
-        if self.step:
-          self._save()
-        raise SystemExit(
-          f"stopped at step {self.step} by a signal, all is saved in "
-          f"{directory.path}; the same command goes on from there"
-        )
-      if self.step == 0:
-        raise ValueError(
-          f"train.seconds={self.plan.seconds:g} leaves no time for an update: "
-          f"{self._elapsed():.1f} s have passed at the start"
-        )
-      self._settle()
-      if self.validates and self.history.validation["step"] != self.step:
-        self._evaluate()
-      elif self.history.window:
-        self._row({})
-      self.history.ended = {"plan": plan, "why": why}
-      self._save()
+    self._begin()
+    plan = dataclasses.asdict(self.plan)
+    if (self.history.ended or {}).get("plan") == plan:
+      progress.say(
+        f"this run has ended already, at step {self.step}; nothing to do"
+      )
       return self._record()
+    self.history.ended = None
+    if self.end and self.step > self.end:
+      progress.say(
+        f"the run stands at step {self.step}, past the {self.end} asked for"
+      )
+    if self.validates and self.plan.seconds:
+      # Compiled now, so that the clock tells what an evaluation takes.
+      yield self._asked(itertools.islice(self._validation(), 1))
+    if self.validates and self.step == 0:
+      yield from self._evaluate()
+    self.ready, why = self.feed.at(self.step), self._why_end()
+    compilations = self.program.compilations
+    while not why and not self.stopped:
+      began, compiled = time.monotonic(), compilations.total()
+      yield from self._call()
+      if compilations.total() == compiled:  # or it foretells nothing
+        self.call_seconds = time.monotonic() - began
+      why = self._why_end()
+      if (yield from self._report(why)):
+        why = self._why_end()  # an evaluation takes time, and may be the last
+    if self.stopped:
+      self._settle()
+      if self.step:
+        self._save()
+      raise SystemExit(
+        f"stopped at step {self.step} by a signal, all is saved in "
+        f"{directory.path}; the same command goes on from there"
+      )
+    if self.step == 0:
+      raise ValueError(
+        f"train.seconds={self.plan.seconds:g} leaves no time for an update: "
+        f"{self._elapsed():.1f} s have passed at the start"
+      )
+    self._settle()
+    if self.validates and self.history.validation["step"] != self.step:
+      yield from self._evaluate()
+    elif self.history.window:
+      self._row({})
+    self.history.ended = {"plan": plan, "why": why}
+    self._save()
+    return self._record()
 
   def _begin(self):
     data = ", ".join(f"{name} {v}" for name, v in self.task.facts.items())
@@ -230,7 +287,6 @@ class _Loop:
     notes += [f"going on from step {self.step}"] if found else []
     for note in notes:
       self.progress.say(note)
-    self.feed, self.ahead = self.task.train_batches(self.step), []
     self.mark = self.read = time.monotonic()
 
   def _restore(self):
@@ -245,8 +301,9 @@ class _Loop:
       )
     return found
 
-  def _carry(self):
-    return self.task.carry(self.state.params)
+  def _asked(self, batches):
+    params = self.state.params
+    return Report(params, self.task.carry(params), batches)
 
   def _validation(self):
     batches = self.task.eval_batches("validation")
@@ -277,45 +334,19 @@ class _Loop:
       return "seconds"
     return None
 
-  def _prepare(self):
-    """(stop, batches_K) of the next call, on the devices; None at the end.
-
-    K updates, or fewer up to a multiple of K, the end or another shape.
-    """
-    stop = min(self.end or NO_END, (self.step // self.K + 1) * self.K)
-    if self.step >= stop:
-      return None
-    batches = self._take(stop - self.step)
-    stop = self.step + len(batches)
-    # Past `stop` any batch will do: no update reads it.
-    batches += batches[-1:] * (self.K - len(batches))
-    batches_K = jax.tree.map(lambda *rows: np.stack(rows), *batches)
-    return stop, parallel.split(self.mesh, batches_K, axis=1)
-
   def _call(self):
-    """Starts the updates that `_prepare` made ready."""
+    """Asks for the updates that are ready."""
     stop, batches_K = self.ready
     share = self.clock / self.plan.seconds if self.plan.seconds else 0.0
-    self.state, updates = self.train_steps(
-      self.state, batches_K, np.int32(stop), np.float32(share)
+    self.state, updates = yield Step(
+      self.state, batches_K, stop, share, self.optimizer.numbers
     )
     self.step, before = stop, self.pending
     self.pending = updates
-    # The call returns before the devices have begun. While they work, the host
-    # prepares the next one and reads the one before.
-    self.ready = self._prepare()
+    # The answer comes before the devices have begun. While they work, the host
+    # prepares the next call and reads the one before.
+    self.ready = self.feed.at(self.step)
     self._read(before)
-
-  def _take(self, n):
-    """The next batches, n at most, all of one shape."""
-    taken = []
-    while len(taken) < n:
-      batch = self.ahead.pop() if self.ahead else next(self.feed)
-      if taken and _shapes(batch) != _shapes(taken[0]):
-        self.ahead.append(batch)
-        break
-      taken.append(batch)
-    return taken
 
   def _report(self, why_end):
     """What is due at this step: a row, an evaluation, a checkpoint.
@@ -326,7 +357,7 @@ class _Loop:
     validates = self.validates and self.step % plan.eval_every == 0
     saves = self.step % plan.save_every == 0
     if validates:
-      self._evaluate()
+      yield from self._evaluate()
     elif saves or self.step % plan.log_every == 0:
       self._settle()
       # The last row of a run waits for its evaluation: a step, a row.
@@ -399,13 +430,7 @@ class _Loop:
   def _evaluate(self):
     self._settle()
     began = time.monotonic()
-    params = self.state.params
-    sums = evaluate(
-      self.report,
-      params,
-      self._carry(),
-      self._validation(),
-    )
+    sums = yield self._asked(self._validation())
     history, metric = self.history, f"val/{self.task.metric}"
     now = sums[self.task.metric].value(metric)
     values = {f"val/{name}": mean.value(name) for name, mean in sums.items()}
@@ -445,15 +470,11 @@ class _Loop:
       "parameters": sum(p.size for p in jax.tree.leaves(params)),
       "skipped": int(self.state.skipped),
       "fingerprint": checkpoint.fingerprint(params),
-      "compilations": dict(self.compilations),
+      "compilations": dict(self.program.compilations),
       "seconds": round(history.elapsed, 3),
       "data": self.task.facts,
       "workdir": str(self.directory.path),
     }
-
-
-def _shapes(batch):
-  return jax.tree.map(np.shape, batch)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def init_state(task, optimizer, key) -> TrainState:
   return TrainState(
     step=step,
     params=params,
-    opt_state=optimizer.tx.init(params),
+    opt_state=optimizer.tx(optimizer.numbers).init(params),
     carry=task.carry(params),
     key=key,
     skipped=skipped,
@@ -63,19 +63,19 @@ def init_state(task, optimizer, key) -> TrainState:
 
 
 def make_train_steps(task, optimizer):
-  """K updates as one function: (state, batches_K, stop, elapsed) -> both.
+  """K updates as one function of (state, batches_K, stop, elapsed, numbers).
 
   batches_K is a batch whose arrays have a leading axis of K. Updates from
   number `stop` on are left out, so that the last call of a run compiles
-  nothing new. elapsed is the used share of the wall-clock budget. Returns
-  (state, Updates).
+  nothing new. elapsed is the used share of the wall-clock budget. numbers are
+  those of an optimizer of the same make. Returns (state, Updates).
 
   The gradient is that of total / count over the whole batch. An update with a
   non-finite element is refused: parameters, optimiser state, carry and the
   schedule's count stay as they were. So is one whose batch supervises nothing.
   """
 
-  def update(state, batch, elapsed):
+  def update(state, batch, elapsed, numbers):
     def total(params):
       key = jax.random.fold_in(state.key, state.step)
       mean, aux = task.loss(params, state.carry, batch, key)
@@ -83,9 +83,11 @@ def make_train_steps(task, optimizer):
 
     grads, (count, carry, metrics) = jax.grad(total, has_aux=True)(state.params)
     grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
-    rate = optimizer.rate(state.step - state.skipped, elapsed)
+    count_applied = state.step - state.skipped
+    rate = optimizer.rate(numbers, count_applied, elapsed)
     params, opt_state, applied, grad_norm = optim.apply(
-      optimizer.tx, rate, grads, state.params, state.opt_state, count > 0
+      *(optimizer.tx(numbers), rate, grads, state.params, state.opt_state),
+      when=count > 0,
     )
     state = state.replace(
       step=state.step + 1,
@@ -102,10 +104,10 @@ def make_train_steps(task, optimizer):
       metrics, rate, grad_norm, state.skipped, state.streak, done
     )
 
-  def train_steps(state, batches_K, stop, elapsed):
+  def train_steps(state, batches_K, stop, elapsed, numbers):
     def body(state, batch):
       def run(state):
-        return update(state, batch, elapsed)
+        return update(state, batch, elapsed, numbers)
 
       def rest(state):
         _, out = jax.eval_shape(run, state)

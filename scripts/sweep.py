@@ -1,18 +1,24 @@
 r"""Trains and evaluates every point that a config file's sweep lists; the same
 command again runs only what is missing.
 
-Example:
+Examples:
+  python scripts/sweep.py --config=configs/memory.py:copying \
+    --workdir=runs/copying
   python scripts/sweep.py --config=configs/name_reversal.py:masks \
     --workdir=runs/masks --extra_padding=4,12
+  python scripts/sweep.py --config=configs/memory.py:adding \
+    --workdir=runs/adding --shard=$SLURM_ARRAY_TASK_ID/4
 """
 
 import json
+import re
 import runpy
+from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
 
-from rnnlab import cli, strict_json, sweep
+from rnnlab import cli, figures, strict_json, sweep
 
 CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -30,6 +36,19 @@ EXTRA_PADDING = flags.DEFINE_list(
   "Evaluate again with so many more columns of padding, as in 4,12: a model "
   "that is masked right gives the same numbers.",
 )
+TOGETHER = flags.DEFINE_integer(
+  "together",
+  None,
+  "Train so many points at once where they share a program; 1: one after "
+  "another. By default 1 on a CPU, where that is faster, and else 16.",
+  lower_bound=1,
+)
+SHARD = flags.DEFINE_string(
+  "shard",
+  None,
+  "i/n: run part i of n alone, from 0/n on, in the same workdir, as a job of "
+  "an array does. The command without it then makes the whole table.",
+)
 
 
 def main():
@@ -45,8 +64,24 @@ def main():
       raise ValueError(
         f"the sweep varies {name}, --config.{name} cannot set it"
       )
-  rows = sweep.run(points, WORKDIR.value, map(int, EXTRA_PADDING.value))
+  part = ""
+  if SHARD.value:
+    index, count = map(int, SHARD.value.split("/"))
+    points, part = sweep.share(points, index, count), f"-{index}-of-{count}"
+  rows = sweep.run(
+    points,
+    WORKDIR.value,
+    map(int, EXTRA_PADDING.value),
+    together=TOGETHER.value,
+    part=part,
+  )
   table = sweep.summary(rows, settings)
+  curves = sweep.curves(rows, settings, WORKDIR.value)
+  try:
+    figure = Path(WORKDIR.value) / f"sweep{part}.png"
+    cli.say(f"wrote {figures.sweep(curves, figure)}")
+  except ValueError as error:  # the runs stay what they are
+    cli.say(f"no figure: {error}")
   failed = [row for row in rows if row["status"] == "failed"]
   cli.table(sweep.text(table))
   if failed:
@@ -65,5 +100,10 @@ if __name__ == "__main__":
     "extra_padding",
     lambda given: all(extra.isdecimal() for extra in given),
     "whole numbers from 0 on, with commas between",
+  )
+  flags.register_validator(
+    "shard",
+    lambda given: given is None or re.fullmatch(r"\d+/[1-9]\d*", given),
+    "two whole numbers, as in 0/4",
   )
   cli.run(main)

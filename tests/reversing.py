@@ -79,7 +79,9 @@ def train(task, steps, lr=0.02):
   feed = list(itertools.islice(task.train_batches(0), steps))
   batches_K = jax.tree.map(lambda *rows: np.stack(rows), *feed)
   run = jit(update.make_train_steps(task, optimizer))
-  state, _ = run(state, batches_K, np.int32(steps), np.float32(0))
+  state, _ = run(
+    *(state, batches_K, np.int32(steps), np.float32(0)), optimizer.numbers
+  )
   return state.params
 
 

@@ -213,7 +213,9 @@ def test_nothing_predicts_random_letters(task):
   feed = list(itertools.islice(made.train_batches(0), 200))
   batches_K = jax.tree.map(lambda *rows: np.stack(rows), *feed)
   steps = jax.jit(update.make_train_steps(made, optimizer))
-  state, _ = steps(state, batches_K, np.int32(200), np.float32(0))
+  state, _ = steps(
+    *(state, batches_K, np.int32(200), np.float32(0)), optimizer.numbers
+  )
   held_out = whole(made, "validation")
   nll = made.report(state.params, (), held_out)[1]["nll"].value()
   # Five letters of ln 4 each, and a stop that is certain: no target was seen.

@@ -78,13 +78,13 @@ def one(tmp_path_factory):
   "devices", [2, pytest.param(0, marks=pytest.mark.slow)]
 )
 def test_a_run_on_several_devices(tmp_path, monkeypatch, caplog, one, devices):
-  calls, call = [], trainer._Loop._call
+  calls, call = [], trainer.Run._call
 
   def look(loop):
     calls.append((loop, loop.ready))
-    call(loop)
+    return call(loop)
 
-  monkeypatch.setattr(trainer._Loop, "_call", look)
+  monkeypatch.setattr(trainer.Run, "_call", look)
   settings = tiny.config(tmp_path, **ODD, **{"train.data_parallel": devices})
   with jax.log_compiles():
     record = train(settings, tmp_path / "run")
@@ -102,7 +102,8 @@ def test_a_run_on_several_devices(tmp_path, monkeypatch, caplog, one, devices):
     for leaf in jax.tree.leaves(loop.state)
   )
   args = loop.state, batches_K, np.int32(stop), np.float32(0)
-  text = loop.train_steps.lower(*args).compile().as_text()
+  args += (loop.optimizer.numbers,)
+  text = loop.program.train_steps.lower(*args).compile().as_text()
   assert waits_in_time(text) == []
 
 
@@ -167,7 +168,7 @@ def run(task, devices, updates=3):
     lambda *rows: np.stack(rows), *(next(feed) for _ in range(updates))
   )
   batches_K = parallel.split(mesh, batches_K, axis=1)
-  args = state, batches_K, np.int32(updates), np.float32(0)
+  args = state, batches_K, np.int32(updates), np.float32(0), optimizer.numbers
   steps = compile(make_train_steps(task, optimizer)).lower(*args).compile()
   state, out = steps(*args)
   batches = (
@@ -246,7 +247,7 @@ def test_rows_of_a_carry_are_not_filled_up(tmp_path, monkeypatch):
 def test_the_next_batches_are_ready_before_a_call_is_read(
   tmp_path, monkeypatch
 ):
-  events, read = [], trainer._Loop._read
+  events, read = [], trainer.Run._read
 
   def look(i, batch):
     events.append(("batch", i))
@@ -256,7 +257,7 @@ def test_the_next_batches_are_ready_before_a_call_is_read(
     events.append(("read", loop.step))
     read(loop, updates)
 
-  monkeypatch.setattr(trainer._Loop, "_read", reading)
+  monkeypatch.setattr(trainer.Run, "_read", reading)
   tiny.wrap(monkeypatch, look)
   train(tiny.config(tmp_path, **ODD), tmp_path / "run")
   # Update i has been started when the reading at step i + 1 waits for devices.

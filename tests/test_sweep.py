@@ -30,6 +30,9 @@ def small(config, path):
   return config
 
 
+NLL = "val/nll"
+
+
 class Killed(BaseException):
   """Ends a sweep as a kill would: nothing handles it."""
 
@@ -75,11 +78,11 @@ def killed(four, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("sweep")
   train, started = sweep.train.train, []
 
-  def dies_at_the_third(config, workdir):
+  def dies_at_the_third(config, workdir, **shared):
     started.append(workdir)
     if len(started) == 3:
       raise Killed
-    return train(config, workdir)
+    return train(config, workdir, **shared)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sweep.train, "train", dies_at_the_third)
@@ -253,7 +256,7 @@ def test_the_sweeps_of_name_reversal(arg, n):
 
 
 def row(lr, seed, nll, exact=None, status="done"):
-  found = {"opt.lr": lr, "seed": seed, "status": status}
+  found = {"opt.lr": lr, "seed": seed, "status": status, "metric": NLL}
   found |= {} if nll is None else {"val/nll": nll}
   return found | ({} if exact is None else {"val/exact_match": exact})
 
@@ -297,13 +300,13 @@ def test_the_best_comes_first_and_failures_last():
   assert table[1]["val/nll"] == pytest.approx(0.8)
   assert table[1]["val/nll/interval"] == pytest.approx(12.706 * 0.1)
   text = sweep.text(table)
-  assert text[0] == ["opt.lr", "points", "failed", sweep.EXACT, sweep.NLL]
+  assert text[0] == ["opt.lr", "points", "failed", sweep.EXACT, NLL]
   assert text[2] == ["0.3", "2", "0", "0.0000 ±0.0000", "0.8000 ±1.2706"]
   assert ["0.1", "1", "1", "", ""] in text
   # A task whose report knows of nll alone.
   bare = sweep.summary([row(1, 0, 3.0), row(2, 0, 2.0)], ["opt.lr"])
   assert [r["opt.lr"] for r in bare] == [2, 1]
-  assert sweep.text(bare)[0] == ["opt.lr", "points", "failed", sweep.NLL]
+  assert sweep.text(bare)[0] == ["opt.lr", "points", "failed", NLL]
 
 
 # The command
@@ -351,7 +354,8 @@ def test_the_command_on_a_language_model(names, tmp_path):
   assert first["opt.lr"] == 0.01 and first["val/nll"] > 0
   assert last["failed"] == 1 and "val/nll" not in last
   assert "failed: opt.lr=-1.0,train.keep=2  ValueError: opt.lr" in done.stdout
-  assert "point 2 of 2: failed: ValueError" in done.stderr
+  assert "2 of 2 done  opt.lr=-1.0,train.keep=2: failed: V" in done.stderr
+  assert (tmp_path / "sweep" / "sweep.png").exists()
   good, bad = read(tmp_path / "sweep")
   assert good["steps"] == "8" and float(good["val/nll/padding=2"]) > 0
   assert bad["status"] == "failed" and bad["val/nll"] == ""

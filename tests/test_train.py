@@ -31,7 +31,7 @@ def script(monkeypatch, losses, seconds=lambda: None):
     seconds()
     return {"nll": Mean(float(next(losses)), 1)}
 
-  monkeypatch.setattr(trainer, "evaluate", evaluate)
+  monkeypatch.setattr(trainer.program, "evaluate", evaluate)
 
 
 def test_a_run_from_beginning_to_end(tmp_path, capsys):
@@ -187,16 +187,16 @@ def clock(monkeypatch):
   fake = types.SimpleNamespace(monotonic=lambda: clock.now)
   monkeypatch.setattr(trainer, "time", fake)
 
-  call = trainer._Loop._call
+  call = trainer.Run._call
 
   def tick(loop):
     clock.now += clock.update
-    call(loop)
+    return call(loop)
 
   def evaluated():
     clock.now += clock.evaluation
 
-  monkeypatch.setattr(trainer._Loop, "_call", tick)
+  monkeypatch.setattr(trainer.Run, "_call", tick)
   script(monkeypatch, itertools.repeat(1.0), evaluated)
   return clock
 
@@ -209,15 +209,15 @@ def test_a_budget_of_seconds(tmp_path, clock, slow, steps):
   settings = tiny.config(tmp_path, **changes, **{"train.eval_every": 50})
   # The process had begun ten seconds before, and it is to end in time.
   end = clock.now - 10 + 120
-  clock_at, call = {}, trainer._Loop._call
+  clock_at, call = {}, trainer.Run._call
 
   def look(loop):
     clock.evaluation = 5 * (slow if loop.step > 50 else 1)
     clock_at[loop.step] = (clock.now - end + 120) / 120
-    call(loop)
+    return call(loop)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(trainer._Loop, "_call", look)
+    patch.setattr(trainer.Run, "_call", look)
     record = train(settings, tmp_path / "run", clock.now - 10)
   assert record["ended"] == ("steps" if steps == 40 else "seconds")
   assert clock.now <= end

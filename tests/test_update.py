@@ -48,7 +48,12 @@ def start(task, seed=0, **opt):
   optimizer = optim.make(**{"lr": 0.01} | opt)
   init = jax.jit(functools.partial(init_state, task, optimizer))
   state = init(jax.random.key(seed))
-  return jax.jit(make_train_steps(task, optimizer)), state, optimizer
+  steps = jax.jit(make_train_steps(task, optimizer))
+
+  def train_steps(*args):
+    return steps(*args, optimizer.numbers)
+
+  return train_steps, state, optimizer
 
 
 def lm(tmp_path, **changes):
@@ -292,7 +297,9 @@ def test_how_often_it_compiles(tmp_path):
     state = init_state(task, optimizer, jax.random.key(seed))
     for stop in (2, 4, 5):
       batches_K = stacked(first(task, 2))
-      state, _ = train_steps(state, batches_K, np.int32(stop), CLOCK)
+      state, _ = train_steps(
+        state, batches_K, np.int32(stop), CLOCK, optimizer.numbers
+      )
     assert state.step == 5
     sums = evaluate(report, state.params, (), task.eval_batches("train"))
     assert sums["nll"].count > 0

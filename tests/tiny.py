@@ -95,16 +95,16 @@ def wrap(monkeypatch, before=lambda i, batch: batch, **replace):
 def kill(settings, workdir, at):
   """Trains until `at` updates are done, then ends the run as a kill would."""
 
-  call = trainer._Loop._call
+  call = trainer.Run._call
 
   def killed(loop):
     stop, _ = loop.ready
     if loop.step <= at < stop:
       raise Killed
-    call(loop)
+    return call(loop)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(trainer._Loop, "_call", killed)
+    patch.setattr(trainer.Run, "_call", killed)
     try:
       trainer.train(settings, workdir)
     except Killed:

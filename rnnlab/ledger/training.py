@@ -25,7 +25,8 @@ def _schedule():
     steps_per_epoch=per_epoch,
   )
   # The last update of every epoch: the rate has stayed what it was.
-  rates = [float(optimizer.rate((e + 1) * per_epoch - 1)) for e in range(10)]
+  ends = np.arange(1, 11) * per_epoch - 1
+  rates = optimizer.rate(optimizer.numbers, ends).tolist()
   wanted = 1e-3, 9.7553e-4, 9.0451e-4, 7.9389e-4, 6.5451e-4
   wanted += 5e-4, 3.4549e-4, 2.0611e-4, 9.5492e-5, 2.4472e-5
   said = "1e-3 along a cosine, stepped once an epoch, ten epochs"

@@ -30,8 +30,9 @@ def build(work):
   state = init_state(task, optimizer, jax.random.key(0))
   K = work.per_call
   batches_K = jax.tree.map(lambda a: jnp.stack([a] * K), batch)
-  # The trainer's own call: the last number of an update, the share of time.
-  rest = np.int32(2**31 - 1), np.float32(0)
+  # The trainer's own call: the last number of an update, the share of time,
+  # the optimiser's numbers.
+  rest = np.int32(2**31 - 1), np.float32(0), optimizer.numbers
   steps = make_train_steps(task, optimizer)
   program = jax_peer.Program(steps, state, batches_K, *rest, donate=0)
 
