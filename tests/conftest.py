@@ -19,9 +19,11 @@ os.environ["XLA_FLAGS"] = " ".join(
     "--xla_force_host_platform_device_count=8",
   ]
 )
-# Many tests run the same programs, and the commands that tests start run them
-# again: each is compiled once.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")
+# Many tests run the same programs, in several processes at once, and the
+# commands that tests start run them again: each is compiled once.
+FIRST = "PYTEST_XDIST_WORKER" not in os.environ
+if FIRST:
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
@@ -32,9 +34,10 @@ import pytest
 
 from rnnlab import cells, scan
 
-atexit.register(
-  shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
-)
+if FIRST:
+  atexit.register(
+    shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
+  )
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Settings under which one file is several recurrences.

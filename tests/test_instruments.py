@@ -3,12 +3,13 @@
 import json
 import math
 
+import commands
 import jax
 import numpy as np
 import pytest
 import tiny
 from conftest import assert_close
-from test_scripts import command, record
+from test_scripts import record
 
 from rnnlab import instruments, train, trained
 from rnnlab.instruments import fixed_points
@@ -138,16 +139,16 @@ def test_what_cannot_be_measured_is_said(run):
 def test_the_command_prints_tables_and_draws(run, tmp_path):
   workdir, loaded = run
   base = "scripts/analyze.py", f"--workdir={workdir}", "--first=3"
-  one = command(*base, "--what=retention", f"--figure={tmp_path}/r.png")
+  one = commands.run(*base, "--what=retention", f"--figure={tmp_path}/r.png")
   found = record(one)
   assert found["step"] == 4 and found["split"] == "validation"
   expected = instruments.read("retention", loaded, first=3).record
   assert found["retention"] == json.loads(json.dumps(expected))
   assert (tmp_path / "r.png").exists()
   assert len(one.stdout.splitlines()) == 1 + 6 + 1
-  everything = command(*base, "--what=all", f"--figure={tmp_path}/all")
+  everything = commands.run(*base, "--what=all", f"--figure={tmp_path}/all")
   assert set(record(everything)) == {*instruments.ALL, "step", "split"}
   drawn = {path.name for path in (tmp_path / "all").iterdir()}
   assert drawn == {f"{what}.png" for what in instruments.ALL}
-  bad = command(*base, "--what=retension")
+  bad = commands.run(*base, "--what=retension")
   assert bad.returncode == 1 and b"retension" in bad.stderr

@@ -3,12 +3,13 @@
 import math
 import runpy
 
+import commands
 import jax
 import numpy as np
 import pytest
 import tiny
 from remembering import config, make
-from test_scripts import ROOT, command, record
+from test_scripts import ROOT, record
 
 from rnnlab import rundir, sweep, tasks, trained, update
 from rnnlab.train import train
@@ -159,17 +160,19 @@ def test_another_start_of_the_gates_is_set_beside_the_default(keep):
 # The commands
 
 
-def commands(name, tmp_path, *calls):
+def called(name, tmp_path, *calls):
   """What came of `scripts/<call>` on a run of this task."""
   train(config(name), tmp_path / "run")
   run = f"--workdir={tmp_path}/run"
-  return [command(f"scripts/{call[0]}.py", run, *call[1:]) for call in calls]
+  return [
+    commands.run(f"scripts/{call[0]}.py", run, *call[1:]) for call in calls
+  ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["copying", "adding"])
 def test_evaluate_and_sample(name, tmp_path):
-  evaluated, sampled = commands(
+  evaluated, sampled = called(
     name,
     tmp_path,
     ("evaluate", "--split=test", "--extra_padding=3"),
@@ -205,7 +208,7 @@ def test_what_means_nothing_is_refused_in_one_line(tmp_path):
     ("sample", "--temperature=2"): "sample.temperature is no setting",
     ("sample", "--figure=x.png"): "nothing here attends",
   }
-  refused = commands("copying", tmp_path, *wrong)
+  refused = called("copying", tmp_path, *wrong)
   for done, words in zip(refused, wrong.values(), strict=True):
     error = done.stderr.decode()
     assert done.returncode == 1 and not done.stdout

@@ -182,7 +182,9 @@ def lowered(config):
   batch = next(task.train_batches(0))
   batches_K = jax.tree.map(lambda x: np.stack([x]), batch)
   args = state, batches_K, np.int32(1), np.float32(0), optimizer.numbers
-  return jax.jit(update.make_train_steps(task, optimizer)).lower(*args).as_text()
+  return (
+    jax.jit(update.make_train_steps(task, optimizer)).lower(*args).as_text()
+  )
 
 
 def assert_kinds(base, changed, same):

@@ -1,6 +1,5 @@
 """The commands on a task with sources, as a person types them."""
 
-import concurrent.futures
 import json
 import math
 import os
@@ -9,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import commands
 import pytest
 import reversing
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Commands:
-  """Runs of a folder, and `python scripts/...` upon them, two at a time."""
+  """Runs of a folder, and `python scripts/...` upon them."""
 
   def __init__(self, folder):
     self.folder = folder
@@ -34,25 +34,23 @@ class Commands:
     (folder / "names.txt").write_text("\n".join(WORDS), encoding="utf-8")
 
   def run(self, *args, plots=True):
-    # Without plots, what stands first in the path hides matplotlib.
-    path = [str(ROOT)] if plots else [str(self.folder / "blocked"), str(ROOT)]
+    args = [arg.format(folder=self.folder) for arg in args]
+    if plots:
+      return commands.run(*args)
+    # What stands first in the path hides matplotlib.
+    path = os.pathsep.join([str(self.folder / "blocked"), str(ROOT)])
     return subprocess.run(
-      [sys.executable, *(arg.format(folder=self.folder) for arg in args)],
+      [sys.executable, *args],
       cwd=ROOT,
-      env={
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(path),
-        "XDG_CACHE_HOME": str(self.folder / "cache"),
-      },
+      env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
       capture_output=True,
       timeout=300,
     )
 
-  def together(self, *commands):
-    """Of every (args, plots) what came of it."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-      return list(pool.map(lambda c: self.run(*c[0], plots=c[1]), commands))
+
+def together(runs, *calls):
+  """Of every (args, plots) what came of it."""
+  return [runs.run(*args, plots=plots) for args, plots in calls]
 
 
 def record(done):
@@ -61,9 +59,9 @@ def record(done):
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory):
+def runs(tmp_path_factory):
   """With the runs `names`, trained without matplotlib, and `prefix`."""
-  commands = Commands(tmp_path_factory.mktemp("reversal"))
+  runs = Commands(tmp_path_factory.mktemp("reversal"))
   settings = {
     "task.path": "{folder}/names.txt",
     "task.split": "shuffle",
@@ -72,7 +70,7 @@ def commands(tmp_path_factory):
     "model.hidden": 8,
     "train.steps": 4,
   }
-  done = commands.run(
+  done = runs.run(
     "scripts/train.py",
     "--config=configs/name_reversal.py",
     "--workdir={folder}/names",
@@ -81,61 +79,63 @@ def commands(tmp_path_factory):
   )
   told = record(done)
   assert told["step"] == 4 and math.isfinite(told["val/nll"])
-  commands.nll = told["best/val/nll"]
+  runs.nll = told["best/val/nll"]
   config = {
     "seed": 0,
-    "task": {"name": "name_lm", "path": str(commands.folder / "names.txt")},
+    "task": {"name": "name_lm", "path": str(runs.folder / "names.txt")},
     "model": {"embed": 4, "hidden": 4, "cell": {"name": "rnn"}},
     "opt": {"name": "adam", "lr": 0.01},
     "train": {"steps": 1},
   }
-  trainer.train(config, commands.folder / "prefix")
-  return commands
+  trainer.train(config, runs.folder / "prefix")
+  return runs
 
 
-def test_evaluate_tells_all_measures_by_length_and_draws_them(commands):
+def test_evaluate_tells_all_measures_by_length_and_draws_them(runs):
   base = ["scripts/evaluate.py", "--workdir={folder}/names"]
   figure = "--figure={folder}/new/by_length.png"
-  runs = commands.together(
+  done = together(
+    runs,
     ([*base, figure, "--batch_size=3"], True),
     ([*base, "--extra_padding=5"], False),
     ([*base, "--split=test", figure.replace("new", "none")], False),
   )
-  one, padded = map(record, runs[:2])
-  png = commands.folder / "new" / "by_length.png"
+  one, padded = map(record, done[:2])
+  png = runs.folder / "new" / "by_length.png"
   assert png.read_bytes().startswith(b"\x89PNG")
-  assert f"wrote {png}" in runs[0].stderr.decode()
+  assert f"wrote {png}" in done[0].stderr.decode()
   for name in ("nll", "free_running_nll", "exact_match", "cer"):
     assert math.isclose(one[name], padded[name], rel_tol=1e-5, abs_tol=1e-9)
-  assert math.isclose(one["nll"], commands.nll, rel_tol=1e-5)
+  assert math.isclose(one["nll"], runs.nll, rel_tol=1e-5)
   assert one["attention/padding"] == padded["attention/padding"] == 0
   assert one["tokens"] == padded["tokens"] and one["examples"] == 4
   assert one["examples/s"] > 0
   assert sum(row["examples"] for row in one["by_length"]) == 4
   assert sum(row["tokens"] for row in one["by_position"]) == one["tokens"]
   # The tables are there for a person too, by whatever name the JSON has.
-  shown = runs[0].stdout.decode()
+  shown = done[0].stdout.decode()
   for name in ("exact_match", "source_length", "position", "free_running_nll"):
     assert name in shown
   # Without matplotlib a figure is refused before any work.
-  assert runs[2].returncode == 1
-  assert runs[2].stdout == b""
-  assert b"pip install 'rnnlab[plots]'" in runs[2].stderr
-  assert not (commands.folder / "none").exists()
+  assert done[2].returncode == 1
+  assert done[2].stdout == b""
+  assert b"pip install 'rnnlab[plots]'" in done[2].stderr
+  assert not (runs.folder / "none").exists()
 
 
-def test_sample_answers_sources_in_their_order_and_draws_attention(commands):
+def test_sample_answers_sources_in_their_order_and_draws_attention(runs):
   base = ["scripts/sample.py", "--workdir={folder}/names", "--limit=6"]
   sources = "--sources=acbd,e,abcabc"
-  runs = commands.together(
+  done = together(
+    runs,
     ([*base, sources, "--figure={folder}/new/attention.png"], True),
     ([*base, sources], False),
     ([*base, sources, "--beam=3", "--alpha=0.5"], False),
   )
-  drawn, plain, beam = map(record, runs)
-  png = commands.folder / "new" / "attention.png"
+  drawn, plain, beam = map(record, done)
+  png = runs.folder / "new" / "attention.png"
   assert png.read_bytes().startswith(b"\x89PNG")
-  assert f"wrote {png}" in runs[0].stderr.decode()
+  assert f"wrote {png}" in done[0].stderr.decode()
   assert drawn["samples"] == plain["samples"]
   for found in (plain, beam):
     assert [s["source"] for s in found["samples"]] == ["acbd", "e", "abcabc"]
@@ -145,7 +145,7 @@ def test_sample_answers_sources_in_their_order_and_draws_attention(commands):
       assert n == 6 if sample["end"] == "limit" else n < 6
       assert sample["logprob"] < 0
     assert found["step"] == 4
-  assert "acbd" in runs[0].stdout.decode().splitlines()[1]
+  assert "acbd" in done[0].stdout.decode().splitlines()[1]
 
 
 SAMPLE = ["scripts/sample.py", "--workdir={folder}/names"]
@@ -164,13 +164,13 @@ REFUSED = [
 ]
 
 
-def test_what_is_wrong_is_one_line(commands):
-  done = commands.together(*((args, True) for args, _ in REFUSED))
-  lacking = commands.run(*SAMPLE, "--sources=ab", FIGURE, plots=False)
+def test_what_is_wrong_is_one_line(runs):
+  done = [runs.run(*args) for args, _ in REFUSED]
+  lacking = runs.run(*SAMPLE, "--sources=ab", FIGURE, plots=False)
   wanted = [words for _, words in REFUSED] + ["needs matplotlib: pip install"]
   for run, words in zip([*done, lacking], wanted, strict=True):
     told = run.stderr.decode()
     assert run.returncode == 1 and not run.stdout, (words, told)
     assert told.startswith("error: ") and told.count("\n") == 1, told
     assert re.search(words, told), (words, told)
-  assert not (commands.folder / "never.png").exists()
+  assert not (runs.folder / "never.png").exists()

@@ -1,6 +1,5 @@
 """The commands as a person types them, on a run of a few seconds."""
 
-import concurrent.futures
 import itertools
 import json
 import math
@@ -10,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import commands
 import pytest
 import tiny
 
@@ -75,16 +75,6 @@ def run(folder):
   return workdir, record(command("scripts/train.py", *args))
 
 
-@pytest.fixture(scope="module")
-def pool():
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    yield pool
-
-
-def together(pool, *commands):
-  return list(pool.map(lambda c: command(*c[0], **c[1]), commands))
-
-
 @pytest.mark.slow
 def test_train_reports_what_it_did(run):
   workdir, trained_ = run
@@ -102,16 +92,17 @@ def test_train_reports_what_it_did(run):
 
 
 @pytest.mark.slow
-def test_evaluate_does_not_depend_on_the_batch_size(run, pool):
+def test_evaluate_does_not_depend_on_the_batch_size(run):
   workdir, trained_ = run
   base = ["scripts/evaluate.py", f"--workdir={workdir}"]
-  runs = together(
-    pool,
-    ([*base, "--batch_size=1", "--split=validation"], {}),
-    ([*base, "--batch_size=1000", "--notebook_average=3"], {}),
-    ([*base, "--split=train", "--checkpoint=latest"], {}),
+  ones, whole, train = (
+    record(commands.run(*base, *args))
+    for args in (
+      ["--batch_size=1", "--split=validation"],
+      ["--batch_size=1000", "--notebook_average=3"],
+      ["--split=train", "--checkpoint=latest"],
+    )
   )
-  ones, whole, train = map(record, runs)
   for found in (ones, whole):
     assert found["split"] == "validation" and found["examples"] == 4
     assert found["tokens"] == whole["tokens"]  # counts are exact
@@ -136,16 +127,16 @@ def test_evaluate_does_not_depend_on_the_batch_size(run, pool):
 
 
 @pytest.mark.slow
-def test_sample_under_any_locale_and_without_the_data(run, folder, pool):
+def test_sample_under_any_locale_and_without_the_data(run, folder):
   workdir, _ = run
   base = ["scripts/sample.py", f"--workdir={workdir}", "--seed=3"]
   plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-  runs = together(
-    pool,
-    ([*base, "--n=40", "--checkpoint=latest"], plain),
-    ([*base, "--n=1", "--checkpoint=12", f"--path={folder}/gone"], {}),
-    ([*base, "--n=3", "--prefix=日", "--limit=2", "--temperature=0"], {}),
-  )
+  gone = "--n=1", "--checkpoint=12", f"--path={folder}/gone"
+  runs = [
+    command(*base, "--n=40", "--checkpoint=latest", **plain),
+    commands.run(*base, *gone),
+    commands.run(*base, "--n=3", "--prefix=日", "--limit=2", "--temperature=0"),
+  ]
   many, bare, prompted = map(record, runs)
   runs[0].stdout.decode("ascii")  # or it raises
   texts = [sample["text"] for sample in many["samples"]]
@@ -193,13 +184,10 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_one_line_and_nothing_is_written(run, folder, pool):
+def test_what_is_wrong_is_one_line_and_nothing_is_written(run, folder):
   before = tiny.digests(folder)
-  commands = [
-    [arg.format(folder=folder) for arg in args] for args, _ in REFUSED
-  ]
-  runs = together(pool, *((args, {}) for args in commands))
-  for args, done, (_, words) in zip(commands, runs, REFUSED, strict=True):
+  for args, words in REFUSED:
+    done = commands.run(*(arg.format(folder=folder) for arg in args))
     told = done.stderr.decode()
     assert done.returncode == 1, args
     assert told.startswith("error: ") and told.count("\n") == 1, told
@@ -210,11 +198,10 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(run, folder, pool):
 
 
 @pytest.mark.slow
-def test_help_shows_an_example(pool):
+def test_help_shows_an_example():
   scripts = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
   assert {"train.py", "evaluate.py", "sample.py"} <= set(scripts)
-  runs = together(pool, *(([f"scripts/{s}", "--help"], {}) for s in scripts))
-  for script, done in zip(scripts, runs, strict=True):
-    told = done.stdout.decode()
+  for script in scripts:
+    told = commands.run(f"scripts/{script}", "--help").stdout.decode()
     assert re.search(rf"Examples?:\n  python scripts/{script}\b", told)
     assert "\nflags:" in told

@@ -7,9 +7,8 @@ import math
 import os
 import pathlib
 import runpy
-import subprocess
-import sys
 
+import commands
 import numpy as np
 import pytest
 
@@ -327,17 +326,10 @@ def test_the_command_on_a_language_model(names, tmp_path):
   )
 
   def command(*flags):
-    return subprocess.run(
-      [
-        *(sys.executable, "scripts/sweep.py", f"--config={experiment}:2"),
-        *(f"--workdir={tmp_path / 'sweep'}", *flags),
-      ],
-      cwd=ROOT,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
+    where = f"--config={experiment}:2", f"--workdir={tmp_path / 'sweep'}"
+    done = commands.run("scripts/sweep.py", *where, *flags)
+    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+    return done
 
   for flags, words in [
     (["--config.opt.lr=1.0"], "the sweep varies opt.lr"),
