@@ -130,7 +130,7 @@ def sweep(settings, path):
     steps, loss_RE = np.array(steps)[known_E], loss_RE[:, known_E]
     left.plot(steps, np.nanmean(loss_RE, 0), linewidth=2, **drawn)
     low, high = np.nanmin(loss_RE, 0), np.nanmax(loss_RE, 0)
-    left.fill_between(steps, low, high, color=drawn["color"], alpha=0.12)
+    left.fill_between(steps, low, high, color=drawn["color"], alpha=0.1)
   metric = settings[0]["metric"]
   if settings[0]["level"] is not None:
     for draw in (left.axhline, right.axhline if _is_axis(settings) else None):
@@ -196,14 +196,17 @@ def _label(at, settings):
   varied = [
     name for name in at if len({repr(s["at"][name]) for s in settings}) > 1
   ]
-  said = [
-    f"{n.rpartition('.')[2]} {at[n]}" for n in varied if at[n] is not None
-  ]
+  said = []
+  for name in varied:
+    last = name.rpartition(".")[2]
+    if at[name] is not None:
+      said.append(f"{at[name]}" if last in BARE else f"{last} {at[name]}")
   return ", ".join(said) or "all the same"
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+BARE = "name", "kind"  # what such settings are called goes without saying
 STYLES = "-", "--", ":", "-."
 # Of the gates that one cell may have together.
 OF_GATE = {"keep": 0, "replace": 0, "input": 1, "reset": 1, "output": 2}

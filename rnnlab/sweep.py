@@ -26,6 +26,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from rnnlab import backend, program, rundir, strict_json, train, trained
+from rnnlab.instruments import retention
 from rnnlab.progress import Progress, clock
 from rnnlab.update import evaluate
 
@@ -33,6 +34,7 @@ from rnnlab.update import evaluate
 SEEDS = ("seed", "task.seed")
 EXACT = "val/exact_match"
 WORST = f"{EXACT}/worst"
+HALF_LIFE = "half-life"
 
 
 class Point(NamedTuple):
@@ -88,7 +90,15 @@ def share(points, index, count) -> list[Point]:
   return points[n * index // count : n * (index + 1) // count]
 
 
-def run(points, workdir, paddings=(), together=None, part="") -> list[dict]:
+def run(
+  points,
+  workdir,
+  paddings=(),
+  together=None,
+  part="",
+  half_lives=False,
+  programs=None,
+) -> list[dict]:
   """Trains and evaluates the points; returns the rows of sweep.csv.
 
   The metrics are those of the task's report on the validation split, at the
@@ -100,7 +110,10 @@ def run(points, workdir, paddings=(), together=None, part="") -> list[dict]:
   together: train so many points at once where they share a program; 1 is one
   after another; None is 1 on a CPU, where that is faster, and else 16. part:
   what the names of the table and the lock end with, where several processes
-  have a share each.
+  have a share each. half_lives: measure also what the gates keep on validation
+  examples, before the first update and at the best checkpoint: the half-life of
+  the direct path in steps, the median over units, a column a gate. programs: a
+  dict that is filled with the compiled programs.
   """
   paddings = sorted({*paddings} - {0})
   if paddings and paddings[0] < 0:
@@ -114,7 +127,9 @@ def run(points, workdir, paddings=(), together=None, part="") -> list[dict]:
   directory = rundir.RunDir(workdir)
   directory.path.mkdir(parents=True, exist_ok=True)
   directory.lock = directory.path / f"lock{part}"
-  table, programs = directory.path / f"sweep{part}.csv", {}
+  table = directory.path / f"sweep{part}.csv"
+  programs = {} if programs is None else programs
+  more = paddings, half_lives, programs, {}
   with directory, Progress("sweep") as progress:
     directory.acquire()
     _write(table, rows)
@@ -128,10 +143,8 @@ def run(points, workdir, paddings=(), together=None, part="") -> list[dict]:
         programs,
       )
       for i, result in zip(members, results, strict=True):
-        told = _outcome(
-          result, points[i], directory.path / points[i].name, paddings, programs
-        )
-        rows[i] |= told
+        workdir = directory.path / points[i].name
+        rows[i] |= _outcome(result, points[i], workdir, *more)
         parts[i].update(1, _told(rows[i]), keep=True)
       _write(table, rows)
   return rows
@@ -173,15 +186,13 @@ def _trained(members, programs):
   return [(result, took) for result in results]
 
 
-def _outcome(result, point, workdir, paddings, programs):
+def _outcome(result, point, workdir, *more):
   """What the row of a point says of it once it was run."""
   result, took = result
   try:
     if isinstance(result, Exception):
       raise result
-    return {"status": "done"} | _figures(
-      result, point.config, workdir, paddings, programs
-    )
+    return {"status": "done"} | _figures(result, point.config, workdir, *more)
   except Exception as error:
     if not isinstance(error, ValueError | OSError):
       traceback.print_exc()  # nothing that a user can get wrong
@@ -193,8 +204,8 @@ def _outcome(result, point, workdir, paddings, programs):
     }
 
 
-def _figures(record, config, workdir, paddings, programs):
-  """The best and last figures of a run, as it wrote them down."""
+def _figures(record, config, workdir, paddings, half_lives, programs, meters):
+  """The best and last figures of a run, as it wrote them down; and more."""
   log = rundir.MetricsLog.read(rundir.RunDir(workdir).metrics)
   figures = {
     row["step"]: {n: v for n, v in row.items() if n.startswith("val/")}
@@ -211,17 +222,24 @@ def _figures(record, config, workdir, paddings, programs):
     **figures[best],
     **{f"final/{name}": value for name, value in figures[last].items()},
   }
-  if paddings:
-    loaded = trained.load(workdir)
-    report = programs[program.kind(config)].report
-    carry = loaded.task.carry(loaded.params)
+  if not paddings and not half_lives:
+    return found
+  loaded, kind = trained.load(workdir), program.kind(config)
   for extra in paddings:
+    carry = loaded.task.carry(loaded.params)
     batches = loaded.task.eval_batches("validation", extra=extra)
+    report = programs[kind].report
     for name, mean in evaluate(report, loaded.params, carry, batches).items():
       column = f"val/{name}/padding={extra}"
       found[column] = mean.value(column)
   if EXACT in found and paddings:
     found[WORST] = min(v for name, v in found.items() if name.startswith(EXACT))
+  if half_lives:
+    meter = meters.setdefault(kind, retention.meter(loaded.task))
+    for when, params in (("start", loaded.initial()), ("end", loaded.params)):
+      for gate, read in meter(params, "validation").items():
+        if (median := retention.half_life(read)) is not None:
+          found[f"{HALF_LIFE}/{gate}/{when}"] = median
   return found
 
 
@@ -241,7 +259,8 @@ def summary(rows, settings) -> list[dict]:
       "failed": len(members) - len(done),
     }
     mean["metric"] = metric = done[0]["metric"] if done else None
-    for name in (EXACT, metric, f"final/{metric}", WORST):
+    kept = [n for n in (done or [{}])[0] if n.startswith(HALF_LIFE)]
+    for name in (EXACT, metric, f"final/{metric}", WORST, *kept):
       if done and name in done[0]:
         mean[name], mean[f"{name}/interval"] = interval(
           [row[name] for row in done]
@@ -287,9 +306,16 @@ def _settings(rows, settings):
 
 
 def text(table) -> list[list[str]]:
-  """The rows of `summary` as rows of text for a person, a header first."""
+  """The rows of `summary` as rows of text for a person, a header first.
+
+  A setting that all share is left out.
+  """
   columns = dict.fromkeys(name for row in table for name in row)
   del columns["metric"]  # a column has its name
+  before = [*columns].index("points")
+  for name in [*columns][:before]:
+    if len(table) > 1 and len({repr(row[name]) for row in table}) == 1:
+      del columns[name]
   shown = [name for name in columns if not name.endswith("/interval")]
   return [shown] + [[_cell(row, name) for name in shown] for row in table]
 
@@ -297,7 +323,7 @@ def text(table) -> list[list[str]]:
 def _cell(row, name):
   value, half = row.get(name, ""), row.get(f"{name}/interval")
   if f"{name}/interval" not in row:
-    return str(value)
+    return "" if value is None else str(value)
   return f"{value:.4f}" + ("" if half is None else f" \u00b1{half:.4f}")
 
 

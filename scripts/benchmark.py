@@ -19,7 +19,7 @@ import platform
 import jax
 import numpy as np
 from absl import flags
-from benchmarks import growth, peak, timing, workloads
+from benchmarks import growth, members, peak, timing, workloads
 from benchmarks.worker import PEERS
 
 from rnnlab import cli, rundir
@@ -39,16 +39,16 @@ MEMORY = flags.DEFINE_enum(
   "Freed memory stays with the process: own: in rnnlab's, as its commands do; "
   "kept: in all; system: in none.",
 )
+SWEEP = "W9"
 # The rows of the geometric mean, one step a call.
 MEAN = ("W1", "W2", "W3", "W4", "W5", "W6", "W8")
 
 
 def main():
-  names = ONLY.value or list(workloads.WORKLOADS)
-  if odd := sorted(set(names) - workloads.WORKLOADS.keys()):
-    raise ValueError(
-      f"--only={odd[0]} is no workload: {', '.join(workloads.WORKLOADS)}"
-    )
+  known = [*workloads.WORKLOADS, SWEEP]
+  names = ONLY.value or known
+  if odd := sorted(set(names) - set(known)):
+    raise ValueError(f"--only={odd[0]} is no workload: {', '.join(known)}")
   peers = ("rnnlab", *PEER.value)
   if odd := sorted(set(peers) - set(PEERS)):
     raise ValueError(f"--peers={odd[0]} is none of {', '.join(PEERS[1:])}")
@@ -67,7 +67,9 @@ def main():
   if GROWTH.value:
     record["growth"] = growth.measure(how, peers, cli.say)
   else:
-    record |= _rows(names, how, peers)
+    record |= _rows([n for n in names if n != SWEEP], how, peers)
+    if SWEEP in names:
+      record["workloads"][SWEEP] = members.measure(how, cli.say)
   if JSON.value:
     rundir.write_whole(
       pathlib.Path(JSON.value), json.dumps(record, indent=1) + "\n"

@@ -43,6 +43,12 @@ TOGETHER = flags.DEFINE_integer(
   "another. By default 1 on a CPU, where that is faster, and else 16.",
   lower_bound=1,
 )
+HALF_LIVES = flags.DEFINE_bool(
+  "half_lives",
+  False,
+  "Measure also what the gates keep, before training and at the best "
+  "checkpoint: half-lives in steps, medians over units.",
+)
 SHARD = flags.DEFINE_string(
   "shard",
   None,
@@ -68,12 +74,15 @@ def main():
   if SHARD.value:
     index, count = map(int, SHARD.value.split("/"))
     points, part = sweep.share(points, index, count), f"-{index}-of-{count}"
+  programs = {}
   rows = sweep.run(
     points,
     WORKDIR.value,
     map(int, EXTRA_PADDING.value),
     together=TOGETHER.value,
     part=part,
+    half_lives=HALF_LIVES.value,
+    programs=programs,
   )
   table = sweep.summary(rows, settings)
   curves = sweep.curves(rows, settings, WORKDIR.value)
@@ -90,6 +99,7 @@ def main():
     "points": len(rows),
     "failed": len(failed),
     "table": [json.loads(strict_json.plain_json(row)) for row in table],
+    "compilations": [dict(p.compilations) for p in programs.values()],
     "workdir": WORKDIR.value,
   }
 

@@ -40,8 +40,14 @@ def _server():
     stdout=subprocess.PIPE,
     text=True,
   )
-  atexit.register(server.kill)
+  atexit.register(_end, server)
   return server
+
+
+def _end(server):
+  server.stdin.close()
+  server.wait()
+  server.stdout.close()
 
 
 def _serve():

@@ -21,9 +21,11 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 # Many tests run the same programs, in several processes at once, and the
 # commands that tests start run them again: each is compiled once.
-FIRST = "PYTEST_XDIST_WORKER" not in os.environ
-if FIRST:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = (
+  os.environ["JAX_COMPILATION_CACHE_DIR"]
+  if "PYTEST_XDIST_WORKER" in os.environ
+  else tempfile.mkdtemp("-compiled")
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
@@ -34,7 +36,7 @@ import pytest
 
 from rnnlab import cells, scan
 
-if FIRST:
+if "PYTEST_XDIST_WORKER" not in os.environ:
   atexit.register(
     shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
   )

@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -85,6 +86,21 @@ def test_the_share_of_the_peak_counts_the_products_that_are_done(
 
   function = loss if work.kind == "evaluate" else jax.grad(loss)
   assert peak.flops(work) == flops(jax.make_jaxpr(function)(params).jaxpr)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_measured_from_start_to_end(benchmarks, monkeypatch):
+  members = importlib.import_module("benchmarks.members")
+  timing = importlib.import_module("benchmarks.timing")
+  quick = {"train.steps": 4, "opt.warmup": 0}
+  monkeypatch.setattr(members, "SETTINGS", members.SETTINGS | quick)
+  how = timing.How(tuple(os.sched_getaffinity(0)), (), rounds=1, least=0)
+  said = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(members.WAYS, "processes", lambda folder, how: None)
+    found = members.measure(how, said.append)
+  assert len(found["seconds"]["sweep"]) == 2 and found["ratio"] > 1
+  assert said[0].startswith("W9  8 runs")
 
 
 def test_a_workload_that_is_not_there_is_named():

@@ -151,9 +151,20 @@ def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
   ]
   other = config(tmp_path, **{"model.hidden": 5})
   points.insert(1, sweep.Point("other", {"member": -1}, other))
-  rows = sweep.run(points, tmp_path / "sweep", together=together)
-  assert [row["status"] for row in rows] == ["done"] * 4
-  for row, (record, _) in zip(rows[:1] + rows[2:], single, strict=True):
+  points[0].config["model"]["cell"]["keep"] = {"kind": "half_life", "steps": 9}
+  rows = sweep.run(
+    points, tmp_path / "sweep", together=together, half_lives=True
+  )
+  # Measured on real inputs, whose logits are small before training.
+  (column,) = {
+    n[: -len("/end")]
+    for n in rows[0]
+    if n.startswith("half") and n.endswith("/end")
+  }
+  assert rows[0][f"{column}/start"] == pytest.approx(9, rel=0.3)
+  assert rows[0][f"{column}/end"] != rows[0][f"{column}/start"]
+  for row, (record, _) in zip(rows[2:], single[1:], strict=True):
+    assert row["status"] == "done"
     assert row["val/nll"] == pytest.approx(record["best/val/nll"], rel=1e-5)
     assert row["final/val/nll"] == pytest.approx(record["val/nll"], rel=1e-5)
 

@@ -342,6 +342,8 @@ def test_the_command_on_a_language_model(names, tmp_path):
   assert done.returncode == 1, done.stderr
   record = json.loads(done.stdout.splitlines()[-1])
   assert (record["points"], record["failed"]) == (2, 1)
+  # With a shape of its own for the batches that are padded further.
+  assert record["compilations"] == [{"train_steps": 1, "report": 2}]
   first, last = record["table"]
   assert first["opt.lr"] == 0.01 and first["val/nll"] > 0
   assert last["failed"] == 1 and "val/nll" not in last

@@ -1,5 +1,7 @@
 """Half-lives, saturation and slopes of all gates, at the start and now."""
 
+import functools
+
 import jax
 import numpy as np
 
@@ -8,9 +10,13 @@ from rnnlab.analysis import retention
 from rnnlab.instruments import Reading, filled
 
 
-def read(run, split, first) -> Reading:
-  """By gate, over all examples of the split unless `first` says fewer."""
-  task, names = run.task, []
+def meter(task):
+  """A function (params, split, first) -> {"<recurrence>/<gate>": what it is}.
+
+  Of `retention.summary`, over all examples of the split unless `first` says
+  fewer. Compiled once for all parameters.
+  """
+  names = []
 
   @jax.jit
   def step(params, carry, batch):
@@ -19,7 +25,7 @@ def read(run, split, first) -> Reading:
     sums = [retention.measure(read) for read in found]
     return task.report(params, carry, batch)[0], sums
 
-  def measured(params):
+  def measured(params, split, first=None):
     carry, sums = task.carry(params), None
     for batch in task.eval_batches(split, None, 0, first):
       carry, more = step(params, carry, batch)
@@ -30,7 +36,14 @@ def read(run, split, first) -> Reading:
       for gate, found in retention.summary(gates).items()
     }
 
-  before, now = measured(run.initial()), measured(run.params)
+  return measured
+
+
+def read(run, split, first) -> Reading:
+  """By gate, before the first update and at the step of the run."""
+  measured = meter(run.task)
+  before = measured(run.initial(), split, first)
+  now = measured(run.params, split, first)
   if not now:
     raise ValueError("retention: no cell of this run has a gate")
   rows, record = [["gate", "at step", *SHOWN]], {}
@@ -46,22 +59,20 @@ def read(run, split, first) -> Reading:
   return Reading([rows], record, draw)
 
 
-def _quantile(share):
-  def show(found):
-    if "half_life_H" not in found:
-      return None
-    # A value of its own: some may be infinite, and none lies between.
-    value = np.quantile(found["half_life_H"], share, method="inverted_cdf")
-    return float(value)
-
-  return show
+def half_life(found, share=0.5):
+  """So many units of a gate have at most this; None off the direct path."""
+  if "half_life_H" not in found:
+    return None
+  # A value of its own: some may be infinite, and none lies between.
+  value = np.quantile(found["half_life_H"], share, method="inverted_cdf")
+  return float(value)
 
 
 SHOWN = {
   "steps": lambda found: found["steps"],
-  "half-life 5%": _quantile(0.05),
-  "median": _quantile(0.5),
-  "95%": _quantile(0.95),
+  "half-life 5%": functools.partial(half_life, share=0.05),
+  "median": half_life,
+  "95%": functools.partial(half_life, share=0.95),
   "slope": lambda found: float(found["slope_H"].mean()),
   f"|logit|>{retention.LARGE:g}": lambda found: found["large"],
   "at 0": lambda found: found["zero"],

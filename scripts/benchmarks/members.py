@@ -1,0 +1,98 @@
+"""A sweep of eight small runs in one process, beside eight runs of their own.
+
+Start to end, Python's start and the compiling included; either side begins with
+an empty compilation cache, which its later runs then share.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[2]
+TITLE = "8 runs of 1000 steps, names, tanh 128"
+SETTINGS = {
+  "model.cell.name": "rnn",
+  "model.hidden": 128,
+  "model.embed": 128,
+  "task.batch_size": 32,
+  "train.steps": 1000,
+  "train.log_every": 500,
+  "train.eval_every": 500,
+  "train.save_every": 500,
+}
+RATES = 1e-3, 2e-3, 4e-3, 8e-3
+EXPERIMENT = f"""
+import runpy
+
+def get_config(arg=None):
+  return runpy.run_path({str(ROOT / "configs/name_lm.py")!r})["get_config"](arg)
+
+def sweep(add, arg):
+  for lr in {RATES}:
+    for seed in (0, 1):
+      add({{"opt.lr": lr, "seed": seed}})
+"""
+
+
+def measure(how, say) -> dict:
+  """{"title", "seconds": {way: [..]}, "ratio"}, the ways taken in turns.
+
+  ratio: of the sweep's median to that of the processes. Raises RuntimeError
+  where a command fails or the sweep compiled more than one program.
+  """
+  seconds = {"sweep": [], "processes": []}
+  for i in range(max(2, how.rounds // 4)):
+    for way in sorted(seconds, reverse=bool(i % 2)):
+      with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        WAYS[way](pathlib.Path(folder), how)
+        seconds[way].append(time.monotonic() - began)
+  medians = {way: float(np.median(each)) for way, each in seconds.items()}
+  ratio = medians["sweep"] / medians["processes"]
+  say(
+    f"W9  {TITLE}: {ratio:.2f} of a process each, "
+    f"{medians['sweep']:.1f} s and {medians['processes']:.1f} s"
+  )
+  return {"title": TITLE, "seconds": seconds, "ratio": ratio}
+
+
+def _sweep(folder, how):
+  (folder / "experiment.py").write_text(EXPERIMENT, encoding="utf-8")
+  record = _command(folder, how, "sweep", "experiment.py", "sweep")
+  compilations = {"train_steps": 1, "report": 1}
+  if record["compilations"] != [compilations]:
+    raise RuntimeError(f"the sweep compiled {record['compilations']}")
+
+
+def _processes(folder, how):
+  for i in range(8):
+    lr, seed = f"--config.opt.lr={RATES[i // 2]}", f"--config.seed={i % 2}"
+    config = ROOT / "configs/name_lm.py"
+    _command(folder, how, "train", config, str(i), lr, seed)
+
+
+WAYS = {"sweep": _sweep, "processes": _processes}
+
+
+def _command(folder, how, script, config, workdir, *flags):
+  settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
+  done = subprocess.run(
+    [
+      *(sys.executable, ROOT / f"scripts/{script}.py", f"--config={config}"),
+      *(f"--workdir={workdir}", *settings, *flags),
+    ],
+    cwd=folder,
+    env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+    preexec_fn=lambda: os.sched_setaffinity(0, how.cores),
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode:
+    raise RuntimeError(f"{script}.py failed: {done.stderr[-500:]}")
+  return json.loads(done.stdout.splitlines()[-1])
