@@ -92,7 +92,7 @@ def test_the_share_of_the_peak_counts_the_products_that_are_done(
 def test_a_sweep_is_measured_from_start_to_end(benchmarks, monkeypatch):
   members = importlib.import_module("benchmarks.members")
   timing = importlib.import_module("benchmarks.timing")
-  quick = {"train.steps": 4, "opt.warmup": 0}
+  quick = {"train.steps": 4}
   monkeypatch.setattr(members, "SETTINGS", members.SETTINGS | quick)
   how = timing.How(tuple(os.sched_getaffinity(0)), (), rounds=1, least=0)
   said = []

@@ -112,9 +112,11 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
 
   def batch(rows, size, extra=0):
     tokens_BT, mask_BT = batching.rows(*table, rows, pad, size)
-    wider = ((0, 0), (0, extra))
-    tokens_BT = np.pad(tokens_BT, wider, constant_values=pad)
-    return shift(tokens_BT, np.pad(mask_BT, wider), pad)
+    if extra:
+      wider = ((0, 0), (0, extra))
+      tokens_BT = np.pad(tokens_BT, wider, constant_values=pad)
+      mask_BT = np.pad(mask_BT, wider)
+    return shift(tokens_BT, mask_BT, pad)
 
   def train_batches(start):
     part = parts["train"]

@@ -15,23 +15,21 @@ import time
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[2]
-TITLE = "8 runs of 1000 steps, names, tanh 128"
+TITLE = "8 runs of 1000 steps, names, tanh 96"
 SETTINGS = {
-  "model.cell.name": "rnn",
-  "model.hidden": 128,
-  "model.embed": 128,
-  "task.batch_size": 32,
   "train.steps": 1000,
+  "train.epochs": 1000,  # not the file's, which would end it sooner
   "train.log_every": 500,
   "train.eval_every": 500,
   "train.save_every": 500,
 }
+CONFIG = str(ROOT / "configs/name_lm.py")
 RATES = 1e-3, 2e-3, 4e-3, 8e-3
 EXPERIMENT = f"""
 import runpy
 
 def get_config(arg=None):
-  return runpy.run_path({str(ROOT / "configs/name_lm.py")!r})["get_config"](arg)
+  return runpy.run_path({CONFIG!r})["get_config"]("notebook")
 
 def sweep(add, arg):
   for lr in {RATES}:
@@ -73,8 +71,7 @@ def _sweep(folder, how):
 def _processes(folder, how):
   for i in range(8):
     lr, seed = f"--config.opt.lr={RATES[i // 2]}", f"--config.seed={i % 2}"
-    config = ROOT / "configs/name_lm.py"
-    _command(folder, how, "train", config, str(i), lr, seed)
+    _command(folder, how, "train", f"{CONFIG}:notebook", str(i), lr, seed)
 
 
 WAYS = {"sweep": _sweep, "processes": _processes}
