@@ -168,8 +168,9 @@ class _Loop:
           f"the run stands at step {self.step}, past the {self.end} asked for"
         )
       if self.validates and self.plan.seconds:
-        # Compiled now, so that the clock tells what an evaluation takes.
-        first = itertools.islice(self._validation(), 1)
+        # Compiled now, so that the clock tells what an evaluation takes. Two,
+        # as a carry may have other rows in all batches but the first.
+        first = itertools.islice(self._validation(), 2)
         evaluate(self.report, self.state.params, self._carry(), first)
       if self.validates and self.step == 0:
         self._evaluate()

@@ -89,7 +89,7 @@ def main():
   for sample in samples:
     sample.pop("attention_US", None)
   record = {"samples": samples}
-  if task.reads == "prefix" and task.texts:
+  if task.writes == "name" and task.texts:
     record["found_in"] = _look_up(samples, task.texts)
   cli.table([list(samples[0]), *(sample.values() for sample in samples)])
   return record | {"step": run.step, "fingerprint": fingerprint(run.params)}

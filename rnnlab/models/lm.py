@@ -21,6 +21,7 @@ class LM(NamedTuple):
   """A language model: functions of params. See the functions in `make`."""
 
   init: Any  # (key) -> params
+  carry: Any  # (params, rows) -> the carry that a text starts from
   apply: Any  # (params, tokens_BT, carry, **options) -> carry, logits_BTV
   read: Any  # (params, tokens_BT, length_B) -> Cursor, logprob_B
   generate: Any  # (params, key, cursor, **how) -> Generated
@@ -84,6 +85,7 @@ def make(
       f"model.tied needs model.embed == model.hidden, not {embed} and {hidden}"
     )
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
+  cell_of_stack = stacks.as_cell(stack)
   allowed_V = np.isin(np.arange(vocab_size), never, invert=True)
 
   def init(key):
@@ -97,6 +99,10 @@ def make(
       # One table serves both sides; it starts at the readout's scale.
       params["embed_VD"] = params["out"].pop("w_VH")
     return params
+
+  def carry(params, rows):
+    columns = cell_of_stack.carry(params["cells"], rows)
+    return jax.tree.map(lambda c: jnp.moveaxis(c, -1, 0), columns)
 
   def output_weight(params):
     return params["embed_VD"] if tied else params["out"]["w_VH"]
@@ -149,8 +155,6 @@ def make(
     columns = jax.tree.map(lambda c: jnp.moveaxis(c, 0, -1), carry)
     end_B = jnp.full_like(length_B, RUNNING)
     return Cursor(columns, last_B1[:, 0], end_B, 0), logprob_B
-
-  cell_of_stack = stacks.as_cell(stack)
 
   def recurrence(params, tokens_BT, targets_BT, carry=None, **flags):
     """All layers as one recurrence, for an analysis; no dropout.
@@ -241,4 +245,4 @@ def make(
     cursor, out = lax.while_loop(going, draw, (cursor, out))
     return out._replace(cursor=cursor)
 
-  return LM(init, apply, read, generate, recurrence)
+  return LM(init, carry, apply, read, generate, recurrence)

@@ -23,6 +23,7 @@ class Task(NamedTuple):
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
   # What a prompt is: a "prefix" to go on, a "source", or an "example"'s number.
   reads: Any = "prefix"
+  writes: Any = None  # of a "prefix": "name", "text" or "python"
   noisy: Any = False  # whether every second source symbol is noise
   metric: Any = "nll"  # of `report`: what is shown, and selects the best
   unit: Any = "tokens"  # what its count counts

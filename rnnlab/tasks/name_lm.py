@@ -85,6 +85,7 @@ def make(
     loss=loss,
     report=report,
     generate=_generate(model, vocab),
+    writes="name",
     recurrences=recurrences,
     **of_data,
   )

@@ -1,0 +1,82 @@
+"""A character language model over one long text, its state carried along.
+
+configs/text_lm.py   an LSTM on the standard library of this interpreter
+
+--config.task.path=FILE is another text: its last tenth is held out.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg=None):
+  """The settings; None leaves a setting to the code's own default."""
+  if arg:
+    raise ValueError(f"configs/text_lm.py has no variant {arg!r}")
+  unset = config_dict.placeholder
+  return config_dict.create(
+    seed=0,  # initialisation and dropout
+    task=dict(
+      name="text_lm",
+      path="",  # a UTF-8 file; "" is the standard library
+      validation=0.1,  # the share that is held out
+      steps=128,  # characters of a row in one chunk
+      truncation="detach",  # or "reset", "full"
+      chunks=1,  # of a window, with "full"
+      shuffle=False,  # of windows, with "reset"
+      batch_size=32,
+      eval_batch_size=unset(int),  # None: as many rows as can be kept busy
+      seed=0,  # the order of shuffled windows
+    ),
+    model=dict(
+      embed=64,
+      hidden=256,
+      layers=1,
+      tied=False,
+      dropout=0.0,
+      chunk=unset(int),  # a checkpointed scan: less memory for long windows
+      cell=dict(
+        name="lstm",  # a file of rnnlab/cells
+        recurrent=unset(str),
+        scale=unset(float),  # a factor on the recurrent draw
+        input=unset(str),
+        bias=unset(bool),
+        initial=unset(str),
+        dtype=unset(str),
+        activation=unset(str),  # rnn
+        reset=unset(str),  # gru
+        keep=dict(  # how the gates start
+          kind=unset(str),
+          value=unset(float),
+          steps=unset(float),
+          t_max=unset(float),
+        ),
+      ),
+    ),
+    opt=dict(
+      name="adam",
+      lr=4e-3,
+      schedule="cosine",
+      warmup=100,
+      unit="update",
+      end=unset(float),
+      clip=1.0,
+      weight_decay=unset(float),
+      momentum=unset(float),
+      b1=unset(float),
+      b2=unset(float),
+      eps=unset(float),
+    ),
+    train=dict(
+      steps=unset(int),
+      epochs=unset(int),
+      seconds=900.0,
+      steps_per_call=10,
+      log_every=50,
+      eval_every=1000,
+      save_every=500,
+      keep=1,
+      patience=unset(int),
+      max_skips=10,
+      data_parallel=1,  # devices that share each batch; 0: all there are
+    ),
+  )
