@@ -22,6 +22,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 # Many tests run the same programs, and the commands that tests start run them
 # again: each is compiled once.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp("-compiled")
+# Tokens of texts are kept beside them.
+os.environ["XDG_CACHE_HOME"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 

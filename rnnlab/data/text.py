@@ -165,6 +165,7 @@ def _blocks(path, digest=None):
   offset (from 0) and value of the first byte that is not UTF-8.
   """
   decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+  mark = "\ufeff"
   try:
     with open(path, "rb") as file:
       while True:
@@ -173,9 +174,10 @@ def _blocks(path, digest=None):
           digest.update(block)
         pending = decoder.getstate()[0]
         text = decoder.decode(block, final=not block)
-        yield text.removeprefix("\ufeff") if not read else text
+        yield text.removeprefix(mark)
         if not block:
           return
+        mark = "" if text else mark
         read += len(block)
   except UnicodeDecodeError as error:
     at = read - len(pending) + error.start
