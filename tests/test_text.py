@@ -1,4 +1,4 @@
-"""Long texts: reading, splitting, tokens outside memory, and rows of streams."""
+"""Long texts: how they are read, split, kept as tokens, and cut in rows."""
 
 import hashlib
 import os
@@ -62,7 +62,7 @@ def test_the_first_part_trains_and_the_last_is_held_out(write):
   assert whole(found, "validation") == text.UNKNOWN * 100
   assert found.vocab.symbols == (*content[:900], text.UNKNOWN)
   assert found.tokens["train"].dtype == np.uint16
-  assert not text.load(path, validation=0.0).tokens["validation"].size
+  assert not text.load(path, held_out=0.0).tokens["validation"].size
   again = text.load(path, 0.25)
   assert whole(again, "train") == content[:750]
 
@@ -71,7 +71,7 @@ def test_the_first_part_trains_and_the_last_is_held_out(write):
 def test_characters_across_blocks(write, monkeypatch, block):
   monkeypatch.setattr(text, "BLOCK", block)
   content = "\ufeffnaïve Zoë\r\n日本 🙂\n" * 5
-  found = text.load(write(content), validation=0.0)
+  found = text.load(write(content), held_out=0.0)
   assert whole(found, "train") == content[1:]
   assert found.facts["train"] == len(content) - 1
   with pytest.raises(ValueError, match="byte 0x92 at offset 7"):
@@ -89,7 +89,7 @@ def test_too_little_is_refused_with_what_was_found(write):
   with pytest.raises(ValueError, match="leaves 1 for validation.*at least 2"):
     text.load(write("a" * 19))
   assert text.load(write("ab"), 0.0).facts["train"] == 2
-  with pytest.raises(ValueError, match=r"validation must be in \[0, 1\)"):
+  with pytest.raises(ValueError, match=r"held_out must be in \[0, 1\)"):
     text.load(write("abcde"), 1.0)
   with pytest.raises(ValueError, match="gone: cannot be read, No such file"):
     text.load("gone")

@@ -261,7 +261,7 @@ def test_generation_goes_on_from_prompts(straight):
     ("task.steps must be at least 1, not 0", {"steps": 0}),
     ("task.eval_batch_size must be at", {"eval_batch_size": 0}),
     ("363 characters; .*=91 rows of 4 steps needs 365", {"batch_size": 91}),
-    ("task.validation must be in", {"validation": -0.1}),
+    ("task.held_out must be in", {"held_out": -0.1}),
   ],
 )
 def test_what_is_wrong_is_refused_by_name(path, words, changes):

@@ -65,21 +65,21 @@ class Documents(Sequence):
     return self.vocab.decode(self.tokens_N[self.ends[i] : self.ends[i + 1]])
 
 
-def load(path: str = "", validation: float = 0.1, symbols=None) -> Text:
+def load(path: str = "", held_out: float = 0.1, symbols=None) -> Text:
   """Reads a UTF-8 file; without a path the interpreter's standard library.
 
-  A file is one document; its last `validation` of the characters are held out.
+  A file is one document; its last `held_out` of the characters are held out.
   The standard library, its top-level modules by name, is split by file: by
-  sha256 of the name, one in round(1 / validation) is held out. validation=0
-  holds nothing out.
+  sha256 of the name, one in round(1 / held_out) is held out. held_out=0 holds
+  nothing out.
 
   The vocabulary is the characters of training and UNKNOWN, which stands for
   others in the held-out part (facts count them as `unknown`); symbols: a run's
   stored one, which has to be the same. ValueError for what cannot be read, is
   no UTF-8, or where training or the held-out part would hold no character.
   """
-  if not 0 <= validation < 1:
-    raise ValueError(f"task.validation must be in [0, 1), not {validation}")
+  if not 0 <= held_out < 1:
+    raise ValueError(f"task.held_out must be in [0, 1), not {held_out}")
   files = [pathlib.Path(os.path.expanduser(path))] if path else _library()
   source = str(path) if path else "the standard library"
   digest, sizes = hashlib.sha256(), []
@@ -88,7 +88,7 @@ def load(path: str = "", validation: float = 0.1, symbols=None) -> Text:
     digest.update(b"" if path else file.name.encode() + b"\0")
     sizes.append(sum(map(len, _blocks(file, digest))))
   if path:
-    held = int(validation * sizes[0])
+    held = int(held_out * sizes[0])
     cuts = {
       "train": (0, sizes[0] - held),
       "validation": (sizes[0] - held, None),
@@ -98,18 +98,18 @@ def load(path: str = "", validation: float = 0.1, symbols=None) -> Text:
   else:
     plan, counts = {s: [] for s in SPLITS}, {s: [] for s in SPLITS}
     for file, size in zip(files, sizes, strict=True):
-      split = SPLITS[_held_out(file.name, validation)]
+      split = SPLITS[_is_held_out(file.name, held_out)]
       plan[split].append((file, 0, None))
       counts[split].append(size)
   totals = {split: sum(counts[split]) for split in SPLITS}
   for split in SPLITS:
     # A document's first character has nothing before it to be predicted from.
     predicted = sum(size - 1 for size in counts[split] if size)
-    if predicted < 1 and (split == "train" or validation):
+    if predicted < 1 and (split == "train" or held_out):
       raise ValueError(
-        f"{source}: {sum(sizes)} characters, of which task.validation="
-        f"{validation:g} leaves {totals[split]} for {split}, where at least 2 "
-        "are needed; task.validation=0 holds out nothing"
+        f"{source}: {sum(sizes)} characters, of which task.held_out="
+        f"{held_out:g} leaves {totals[split]} for {split}, where at least 2 "
+        "are needed; task.held_out=0 holds out nothing"
       )
   known = np.zeros(CODE_POINTS, bool)
   for piece in _pieces(plan["train"]):
@@ -152,10 +152,10 @@ def _library():
   )
 
 
-def _held_out(name, validation):
+def _is_held_out(name, held_out):
   """By the name alone, so that no other file moves it."""
   digest = hashlib.sha256(name.encode("utf-8")).hexdigest()
-  return bool(validation) and int(digest, 16) % round(1 / validation) == 0
+  return bool(held_out) and int(digest, 16) % round(1 / held_out) == 0
 
 
 def _blocks(path, digest=None):

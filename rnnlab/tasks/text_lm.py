@@ -38,7 +38,7 @@ def make(
   *,
   model: dict,
   path: str = "",
-  validation: float = 0.1,
+  held_out: float = 0.1,
   steps: int = 128,
   truncation: str = "detach",
   chunks: int = 1,
@@ -51,7 +51,7 @@ def make(
 ) -> Task:
   """Builds the task from a UTF-8 file, or "" for the standard library.
 
-  path, validation: see `text.load`. steps: of a chunk. chunks: in a window of
+  path, held_out: see `text.load`. steps: of a chunk. chunks: in a window of
   truncation="full", and of no other. shuffle: windows in an order drawn from
   (seed, epoch), 0 <= seed < 2**32; only with truncation="reset", since what is
   shuffled cannot be carried on. eval_batch_size: rows of an evaluation, by
@@ -89,7 +89,7 @@ def make(
   steps *= chunks
   of_data, new_character = {}, 0.0
   if data:
-    of_text = text.load(path, validation, symbols)
+    of_text = text.load(path, held_out, symbols)
     vocab = of_text.vocab
     read = of_text.tokens["train"], of_text.starts["train"], batch_size, steps
     how = {"carried": truncation != "reset", "seed": seed if shuffle else None}
