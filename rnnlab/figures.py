@@ -287,7 +287,7 @@ def truncation(before, now, step, path):
   """What is lost by going K steps back; returns the path written.
 
   before, now: {recurrence: analysis.truncation.Truncated}. One row a
-  recurrence: the cosine with the full gradient, then norm and error.
+  recurrence: the cosine with the full gradient, then norm and bias.
   """
   figure, grid = _figure(2, len(now), (10, 3.1 * len(now)))
   for name, (left, right) in zip(now, grid, strict=True):
@@ -300,7 +300,7 @@ def truncation(before, now, step, path):
       left.plot(K, found.cosine_K, label=when, color=COLOURS[0], **drawn)
       for value, what, colour in (
         (found.norm_K, "norm", COLOURS[2]),
-        (found.bias_K, "error", COLOURS[1]),
+        (found.bias_K, "bias", COLOURS[1]),
       ):
         right.plot(K, value, label=f"{what}, {when}", color=colour, **drawn)
     left.set_ylabel("cosine with the full gradient")

@@ -32,19 +32,19 @@ def read(run, split, first) -> Reading:
     raise ValueError("truncation: no recurrence of this run has a loss")
   tables, record = [], {}
   for name in now:
-    tables.append([[name, "at step", "cosine", "norm", "error"]])
+    tables.append([[name, "at step", "cosine", "norm", "bias"]])
     for step, found in ((0, before[name]), (run.step, now[name])):
       shown = {
         "step": step,
         "cosine": found.cosine_K.tolist(),
         "norm": found.norm_K.tolist(),
-        "error": found.bias_K.tolist(),
+        "bias": found.bias_K.tolist(),
       }
       record.setdefault(name, []).append(shown)
     T = len(found.cosine_K)
     for K in sorted({min(2**i, T) for i in range(T.bit_length() + 1)}):
       for shown in record[name]:
-        values = (shown[what][K - 1] for what in ("cosine", "norm", "error"))
+        values = (shown[what][K - 1] for what in ("cosine", "norm", "bias"))
         tables[-1].append([f"K={K}", shown["step"], *values])
 
   def draw(path):
