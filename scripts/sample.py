@@ -6,16 +6,20 @@ Examples:
   python scripts/sample.py --workdir=runs/reversal --sources=suorpxhziwaq \
     --figure=attention.png
   python scripts/sample.py --workdir=runs/copying --n=5
+  python scripts/sample.py --workdir=runs/text --n=200 --evidence
 """
 
 import collections
 
 import jax
+import numpy as np
 from absl import flags
 
-from rnnlab import cli, figures, settings, trained
+from rnnlab import cli, figures, metrics, settings, trained
+from rnnlab.analysis import evidence
 from rnnlab.checkpoint import fingerprint
 from rnnlab.data.batching import check_seed
+from rnnlab.rundir import MetricsLog, RunDir
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 CHECKPOINT = flags.DEFINE_string(
@@ -32,6 +36,9 @@ SOURCES = flags.DEFINE_list(
 )
 FIGURE = flags.DEFINE_string(
   "figure", None, "With --sources: a file for their attention maps."
+)
+EVIDENCE = flags.DEFINE_bool(
+  "evidence", False, "Also measure the texts, next to held-out ones (prefix)."
 )
 # How to generate; those that are set go to the task, which checks them.
 HOW = (
@@ -61,6 +68,11 @@ def main():
   task = run.task
   if FIGURE.value:
     figures.require()
+  if EVIDENCE.value and not (task.writes and task.texts):
+    raise ValueError(
+      f"--evidence: {WORKDIR.value} "
+      + ("writes no texts" if not task.writes else "has lost its data")
+    )
   needs, idle, prompts = {
     "prefix": ("--prefix, not --sources", (SOURCES,), [PREFIX.value] * N.value),
     "source": ("--sources", (PREFIX, N, SEED), SOURCES.value),
@@ -92,7 +104,67 @@ def main():
   if task.writes == "name" and task.texts:
     record["found_in"] = _look_up(samples, task.texts)
   cli.table([list(samples[0]), *(sample.values() for sample in samples)])
+  if EVIDENCE.value:
+    record["evidence"] = _evidence(run, samples)
   return record | {"step": run.step, "fingerprint": fingerprint(run.params)}
+
+
+def _evidence(run, samples):
+  """Prints and returns what the samples and held-out texts are like."""
+  task, texts = run.task, [sample["text"] for sample in samples]
+  train, held_out = task.texts["train"], task.texts["validation"]
+  if task.writes == "name":
+    step = max(len(held_out) // len(texts), 1)
+    columns = texts, list(held_out[::step])[: len(texts)]
+    found = [evidence.of_names(column, train) for column in columns]
+  else:
+    of = getattr(evidence, f"of_{task.writes}")
+    columns = texts, evidence.like(texts, held_out)
+    found = [of(column) for column in columns]
+    copied = evidence.longest_copied(columns[0] + columns[1], train)
+    halves = copied[: len(texts)], copied[len(texts) :]
+    for measures, half in zip(found, halves, strict=True):
+      measures["longest run copied from training"] = half
+  # Each sum over all characters, as it is learned; names count their stops.
+  ends = sum(sample["end"] == "stop" for sample in samples)
+  symbols = sum(map(len, texts)) + ends - len(PREFIX.value and texts)
+  own = -sum(sample["logprob"] for sample in samples) / max(symbols, 1)
+  rows = MetricsLog.read(RunDir(WORKDIR.value).metrics)
+  held_nll = {row["step"]: row.get("val/nll") for row in rows}.get(run.step)
+  record = {"nll": {"samples": own, "held out": held_nll}}
+  table = [["nll, of the model", own, "" if held_nll is None else held_nll]]
+  for measure in found[0]:
+    shown = [_spread(measures[measure]) for measures in found]
+    table.append([measure, *(text for _, text in shown)])
+    record[measure] = dict(
+      zip(record["nll"], (s for s, _ in shown), strict=True)
+    )
+  cli.table(
+    [
+      [
+        "what the texts are like (to resemble a program is not to run)"
+        if task.writes == "python"
+        else "what the texts are like",
+        f"{len(columns[0])} samples",
+        f"{len(columns[1])} held-out texts",
+      ],
+      *table,
+    ]
+  )
+  return record
+
+
+def _spread(values):
+  """What is recorded and shown of a measure's values, one a text."""
+  if not values:
+    return None, ""
+  mean = float(np.mean(values))
+  if isinstance(values[0], bool):
+    low, high = metrics.wilson(mean, len(values))
+    return mean, f"{mean:.3f} ({low:.3f} to {high:.3f})"
+  middle, largest = np.quantile(values, (0.5, 1)).tolist()
+  found = {"mean": mean, "median": middle, "largest": largest}
+  return found, f"mean {mean:.3g}, median {middle:.3g}, largest {largest:.3g}"
 
 
 def _look_up(samples, texts):
