@@ -12,14 +12,11 @@ Examples:
 import collections
 
 import jax
-import numpy as np
 from absl import flags
 
-from rnnlab import cli, figures, metrics, settings, trained
-from rnnlab.analysis import evidence
+from rnnlab import cli, figures, settings, trained, written
 from rnnlab.checkpoint import fingerprint
 from rnnlab.data.batching import check_seed
-from rnnlab.rundir import MetricsLog, RunDir
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 CHECKPOINT = flags.DEFINE_string(
@@ -105,66 +102,11 @@ def main():
     record["found_in"] = _look_up(samples, task.texts)
   cli.table([list(samples[0]), *(sample.values() for sample in samples)])
   if EVIDENCE.value:
-    record["evidence"] = _evidence(run, samples)
-  return record | {"step": run.step, "fingerprint": fingerprint(run.params)}
-
-
-def _evidence(run, samples):
-  """Prints and returns what the samples and held-out texts are like."""
-  task, texts = run.task, [sample["text"] for sample in samples]
-  train, held_out = task.texts["train"], task.texts["validation"]
-  if task.writes == "name":
-    step = max(len(held_out) // len(texts), 1)
-    columns = texts, list(held_out[::step])[: len(texts)]
-    found = [evidence.of_names(column, train) for column in columns]
-  else:
-    of = getattr(evidence, f"of_{task.writes}")
-    columns = texts, evidence.like(texts, held_out)
-    found = [of(column) for column in columns]
-    copied = evidence.longest_copied(columns[0] + columns[1], train)
-    halves = copied[: len(texts)], copied[len(texts) :]
-    for measures, half in zip(found, halves, strict=True):
-      measures["longest run copied from training"] = half
-  # Each sum over all characters, as it is learned; names count their stops.
-  ends = sum(sample["end"] == "stop" for sample in samples)
-  symbols = sum(map(len, texts)) + ends - len(PREFIX.value and texts)
-  own = -sum(sample["logprob"] for sample in samples) / max(symbols, 1)
-  rows = MetricsLog.read(RunDir(WORKDIR.value).metrics)
-  held_nll = {row["step"]: row.get("val/nll") for row in rows}.get(run.step)
-  record = {"nll": {"samples": own, "held out": held_nll}}
-  table = [["nll, of the model", own, "" if held_nll is None else held_nll]]
-  for measure in found[0]:
-    shown = [_spread(measures[measure]) for measures in found]
-    table.append([measure, *(text for _, text in shown)])
-    record[measure] = dict(
-      zip(record["nll"], (s for s, _ in shown), strict=True)
+    rows, record["evidence"] = written.measure(
+      run, WORKDIR.value, samples, PREFIX.value
     )
-  cli.table(
-    [
-      [
-        "what the texts are like (to resemble a program is not to run)"
-        if task.writes == "python"
-        else "what the texts are like",
-        f"{len(columns[0])} samples",
-        f"{len(columns[1])} held-out texts",
-      ],
-      *table,
-    ]
-  )
-  return record
-
-
-def _spread(values):
-  """What is recorded and shown of a measure's values, one a text."""
-  if not values:
-    return None, ""
-  mean = float(np.mean(values))
-  if isinstance(values[0], bool):
-    low, high = metrics.wilson(mean, len(values))
-    return mean, f"{mean:.3f} ({low:.3f} to {high:.3f})"
-  middle, largest = np.quantile(values, (0.5, 1)).tolist()
-  found = {"mean": mean, "median": middle, "largest": largest}
-  return found, f"mean {mean:.3g}, median {middle:.3g}, largest {largest:.3g}"
+    cli.table(rows)
+  return record | {"step": run.step, "fingerprint": fingerprint(run.params)}
 
 
 def _look_up(samples, texts):

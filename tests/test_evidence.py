@@ -2,9 +2,12 @@
 
 import time
 
+import jax
 import numpy as np
 import pytest
+import tiny
 
+from rnnlab import trained, written
 from rnnlab.analysis import evidence
 
 
@@ -105,3 +108,41 @@ def test_names_new_and_repeated():
   assert found["not in training"] == [False, True, False]
   assert found["not said before"] == [True, True, False]
   assert found["length"] == [3, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["name", "text", "python"])
+def test_the_table_of_a_run(kind, tmp_path):
+  settings = tiny.config(tmp_path)
+  if kind != "name":
+    path = tmp_path / f"text{'.py' if kind == 'python' else '.txt'}"
+    path.write_text("x = (1 + 2)\ny = [x]\n" * 20, encoding="utf-8")
+    settings["task"] = {"name": "text_lm", "path": str(path)}
+    settings["task"] |= {"steps": 8, "batch_size": 2}
+  task = tiny.task(settings)
+  params = task.init(jax.random.key(0))
+  run = trained.Trained(task, params, 5, [], lambda: params)
+  rows = '{"step": 4, "val/nll": 9.0}\n{"step": 5, "val/nll": 1.5}\n'
+  (tmp_path / "metrics.jsonl").write_text(rows, encoding="utf-8")
+  key = jax.random.key(0)
+  for prefix in ("", "a" if kind == "name" else "x"):
+    samples = task.generate(params, key, [prefix] * 3, limit=30)
+    table, record = written.measure(run, tmp_path, samples, prefix)
+    assert table[0][1:] == ["3 samples", "3 held out"]
+    assert ("not running" in table[0][0]) == (kind == "python")
+    assert len({len(row) for row in table}) == 1
+    assert set(record) == {"nll", *(row[0] for row in table[2:])}
+    assert record["nll"]["held out"] == 1.5
+    total = -sum(sample["logprob"] for sample in samples)
+    count = sum(len(sample["text"]) for sample in samples)
+    if kind == "name":
+      count += sum(sample["end"] == "stop" for sample in samples)
+    elif prefix:
+      count -= 3
+    assert record["nll"]["samples"] == pytest.approx(total / count)
+  if kind == "python":
+    # Of one repeated text training has all that is held out.
+    held = record["longest run that training has"]["held out"]
+    assert held["largest"] == max(len(s["text"]) for s in samples)
+    assert record["tokenises"]["held out"]["share"] == 1
+  if kind == "name":
+    assert record["not in training"]["held out"]["share"] == 1

@@ -15,7 +15,7 @@ FLOORS = {
   **dict.fromkeys("tasks data optim".split(), 2),
   **dict.fromkeys("plan update train trained sweep checkpoint".split(), 3),
   **dict.fromkeys("rundir strict_json progress cli figures".split(), 3),
-  **dict.fromkeys("instruments ledger parallel interchange".split(), 3),
+  **dict.fromkeys("instruments ledger parallel interchange written".split(), 3),
   "scripts": 4,
 }
 # Importing any module runs rnnlab/__init__.py first, so it imports none.
