@@ -25,10 +25,12 @@ class Optimizer(NamedTuple):
 
   rate(count, elapsed) is a float32, traceable: count is the number of updates
   applied so far, elapsed the used share of the wall-clock budget (0 without).
+  average: the decay of an average of the parameters, or None.
   """
 
   tx: optax.GradientTransformation
   rate: Callable
+  average: float | None = None
 
 
 def make(
@@ -48,12 +50,15 @@ def make(
   b1=0.9,
   b2=0.999,
   eps=1e-8,
+  average=None,
 ):
   """An Optimizer from hyper-parameters; ValueError by name for a wrong one.
 
   name: adam, adamw or sgd. weight_decay is for adamw and reaches all
   parameters, momentum is for sgd; clip is the largest global norm a gradient
-  may have, None for no limit.
+  may have, None for no limit. average: keeps an exponential average of the
+  parameters, of which an update leaves this share (0.999 is over about 1,000
+  updates; fewer at the start); None keeps none.
 
   The rate rises linearly from 0 over `warmup` updates to `lr`, then stays
   (schedule="constant") or falls to `end` along half a cosine ("cosine"), which
@@ -61,9 +66,13 @@ def make(
   clock's budget is used, whichever comes first. unit="epoch" holds the count at
   the first update of each epoch, so a warm-up leaves the first epoch at 0.
   """
+  if average is not None:
+    fits = _is_real(average) and 0 <= average and jnp.float32(average) < 1
+    _require(fits, "average", average, "in [0, 1), in float32, or None")
   return Optimizer(
     _make_tx(name, clip, weight_decay, momentum, b1, b2, eps),
     _make_rate(lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end),
+    average,
   )
 
 

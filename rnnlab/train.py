@@ -33,7 +33,13 @@ from rnnlab import (
 from rnnlab.data import batching
 from rnnlab.plan import History, Plan
 from rnnlab.progress import Progress
-from rnnlab.update import counted, evaluate, init_state, make_train_steps
+from rnnlab.update import (
+  accumulating,
+  counted,
+  evaluate,
+  init_state,
+  make_train_steps,
+)
 
 NO_END = 2**31 - 1
 
@@ -60,6 +66,7 @@ def train(config: dict, workdir, started: float | None = None) -> dict:
     batching.check_seed("seed", config["seed"])
     plan = Plan(**settings.bind(Plan, "train", config["train"]))
     task = tasks.make(**config["task"], model=config["model"])
+    task = accumulating(task, plan.accumulate, plan.epochs)
     loop = _Loop(config, plan, task, started)
   facts = {
     "vocabulary": task.vocab and list(task.vocab.symbols),
@@ -101,6 +108,7 @@ class _Loop:
         f"opt.{name} follows from train and cannot be set to {given[name]!r}"
       )
     self.optimizer = optim.make(**given | fixed)
+    self.evaluated = plan.evaluated(self.optimizer.average)
     self.key = jax.random.key(config["seed"])
     # By shapes alone: what the model refuses, it refuses here.
     self.like = jax.eval_shape(self._init, self.key)
@@ -171,7 +179,7 @@ class _Loop:
         # Compiled now, so that the clock tells what an evaluation takes. Two,
         # as a carry may have other rows in all batches but the first.
         first = itertools.islice(self._validation(), 2)
-        evaluate(self.report, self.state.params, self._carry(), first)
+        evaluate(self.report, self._params(), self._carry(), first)
       if self.validates and self.step == 0:
         self._evaluate()
       self.ready, why = self._prepare(), self._why_end()
@@ -246,8 +254,12 @@ class _Loop:
       )
     return found
 
+  def _params(self):
+    """The parameters that are evaluated."""
+    return getattr(self.state, self.evaluated)
+
   def _carry(self):
-    return self.task.carry(self.state.params)
+    return self.task.carry(self._params())
 
   def _validation(self):
     batches = self.task.eval_batches("validation")
@@ -400,10 +412,9 @@ class _Loop:
   def _evaluate(self):
     self._settle()
     began = time.monotonic()
-    params = self.state.params
     sums = evaluate(
       self.report,
-      params,
+      self._params(),
       self._carry(),
       self._validation(),
     )
@@ -435,7 +446,7 @@ class _Loop:
         )
 
   def _record(self):
-    history, params = self.history, self.state.params
+    history, params = self.history, self._params()
     validation, metric = history.validation or {}, f"val/{self.task.metric}"
     return {
       "step": self.step,

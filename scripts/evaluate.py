@@ -21,6 +21,12 @@ SPLIT = flags.DEFINE_enum(
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (on validation), latest, or a step."
 )
+WEIGHTS = flags.DEFINE_enum(
+  "weights",
+  None,
+  list(trained.WEIGHTS),
+  "Parameters: of the last update, or averaged; by default as trained.",
+)
 BATCH_SIZE = flags.DEFINE_integer(
   "batch_size",
   None,
@@ -54,7 +60,9 @@ DATA_PARALLEL = flags.DEFINE_integer(
 def main():
   with parallel.together():
     mesh = parallel.mesh(DATA_PARALLEL.value)
-    run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
+    run = trained.load(
+      WORKDIR.value, CHECKPOINT.value, PATH.value, weights=WEIGHTS.value
+    )
   cli.say(*run.notes)
   task, split, params = run.task, SPLIT.value, run.params
   if split not in task.texts:

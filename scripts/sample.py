@@ -22,6 +22,12 @@ WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (on validation), latest, or a step."
 )
+WEIGHTS = flags.DEFINE_enum(
+  "weights",
+  None,
+  list(trained.WEIGHTS),
+  "Parameters: of the last update, or averaged; by default as trained.",
+)
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 N = flags.DEFINE_integer("n", 10, "How many texts.", lower_bound=1)
 PREFIX = flags.DEFINE_string("prefix", "", "What every text starts with.")
@@ -59,7 +65,11 @@ HOW = (
 def main():
   check_seed("seed", SEED.value)
   run = trained.load(
-    WORKDIR.value, CHECKPOINT.value, PATH.value, needs_data=False
+    WORKDIR.value,
+    CHECKPOINT.value,
+    PATH.value,
+    needs_data=False,
+    weights=WEIGHTS.value,
   )
   cli.say(*run.notes)
   task = run.task

@@ -35,6 +35,7 @@ class Task(NamedTuple):
   per_epoch: Any = None  # how many training batches are an epoch; None: no end
   train_batches: Any = None  # (start) -> batches from number start on, no end
   eval_batches: Any = None  # (split, size, extra, first) -> the split, in order
+  accumulated: Any = 1  # how many batches stand in one, see `update`
   details: Any = None  # (params, split, size, extra, first) -> tables
 
 
