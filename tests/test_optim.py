@@ -163,7 +163,7 @@ def loss(params, t):
   ],
 )
 def test_ten_updates_equal_optax(opt, reference):
-  tx, rate = optim.make(lr=0.05, **opt)
+  tx, rate, _ = optim.make(lr=0.05, **opt)
   params = {"w": jnp.array([0.5, -2.0]), "b": jnp.array([0.1, 0.2])}
   want, want_state = params, reference.init(params)
   opt_state = tx.init(params)
@@ -224,7 +224,7 @@ def bits_of(tree):
 
 def one_update(opt, grads, params=None):
   """Takes a good step, then one with grads: before, after, applied."""
-  tx, rate = optim.make(lr=0.1, **opt)
+  tx, rate, _ = optim.make(lr=0.1, **opt)
   params = params or {"a": jnp.array([1.0, -0.0]), "b": jnp.array([3.0])}
   step = jax.jit(lambda grads, *state: optim.apply(tx, rate(0), grads, *state))
   good = jax.tree.map(jnp.ones_like, params)
