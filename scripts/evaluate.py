@@ -11,6 +11,7 @@ import jax
 from absl import flags
 
 from rnnlab import cli, figures, metrics, parallel, trained
+from rnnlab.analysis import ngram
 from rnnlab.checkpoint import fingerprint
 from rnnlab.update import evaluate
 
@@ -37,6 +38,13 @@ NOTEBOOK_AVERAGE = flags.DEFINE_integer(
   "notebook_average",
   None,
   "B: also print what the sum of batch means over len // B would have claimed.",
+  lower_bound=1,
+)
+NGRAM = flags.DEFINE_integer(
+  "ngram",
+  None,
+  "n: also the nll of an interpolated n-gram of the training texts (of a text, "
+  "its first character included).",
   lower_bound=1,
 )
 EXTRA_PADDING = flags.DEFINE_integer(
@@ -114,6 +122,12 @@ def main():
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)
     record["notebook_average"] = claimed
+  if n := NGRAM.value:
+    if not task.sequences:
+      raise ValueError("--ngram: this task predicts no text")
+    texts = task.sequences("train"), task.sequences(split)[: FIRST.value]
+    total, count = ngram.nll(*texts, task.vocab.size, n)
+    record[f"{n}-gram"] = total / count
   record |= {
     "step": run.step,
     "checkpoint": CHECKPOINT.value,

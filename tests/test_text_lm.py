@@ -196,6 +196,44 @@ def test_the_state_is_carried_and_fresh_where_an_epoch_starts(path):
     )
 
 
+def test_documents_in_a_row_are_documents_alone(tmp_path, monkeypatch):
+  for name in [f"m{i}" for i in range(25)]:
+    content = f"{name} = {name[1:]}\n" * (1 + int(name[1:]) % 4)
+    (tmp_path / f"{name}.py").write_text(content)
+  paths = {"stdlib": str(tmp_path)}
+  monkeypatch.setattr(text.sysconfig, "get_paths", lambda: paths)
+  task = make("")
+  params, report = drawn(task), jax.jit(task.report)
+
+  def nll(*how):
+    batches = task.eval_batches("train", *how)
+    return evaluate(report, params, task.carry(params), batches)["nll"]
+
+  packed = nll(2)
+  sums = [nll(2, 0, n) for n in (1, 2)]
+  model = tasks.text_lm.lm.make(
+    vocab_size=task.vocab.size, never=(task.vocab.size - 1,), **MODEL
+  )
+  texts, alone = task.sequences("train"), []
+  apply, longest = jax.jit(model.apply), max(map(len, texts))
+  for ids in texts:
+    # What stands behind a text reaches nothing in it.
+    padded_BT = np.zeros((1, longest), np.int32)
+    padded_BT[0, : len(ids)] = ids
+    logits_NV = apply(params, padded_BT)[1][0, : len(ids) - 1]
+    logp_NV = jax.nn.log_softmax(logits_NV)
+    alone.append(-float(logp_NV[np.arange(len(ids) - 1), ids[1:]].sum()))
+  n = task.facts["train"]
+  for found, wanted in (
+    (packed, alone),
+    (sums[0], alone[:1]),
+    (sums[1], alone[:2]),
+  ):
+    new = found.count * math.log(n / (n + 1))
+    assert found.total + new == pytest.approx(sum(wanted), rel=1e-5)
+  assert packed.count == n - task.facts["train_files"]
+
+
 @pytest.fixture(scope="module")
 def straight(path, tmp_path_factory):
   folder = tmp_path_factory.mktemp("straight")

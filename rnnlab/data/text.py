@@ -41,6 +41,10 @@ class Text:
   starts: dict
   facts: dict
 
+  def sequences(self, split: str) -> list:
+    """The tokens of a split, document by document."""
+    return np.split(self.tokens[split], self.starts[split][1:])
+
   def documents(self, split: str) -> "Documents":
     """The documents of a split as a person reads them."""
     return Documents(self.vocab, self.tokens[split], self.starts[split])

@@ -32,6 +32,7 @@ class Task(NamedTuple):
   facts: Any = None  # dict: digest, sizes, repeats, for the record
   texts: Any = None  # dict: split -> its examples, as a person reads them;
   # numbers where examples are drawn, and no "train" where it has no end
+  sequences: Any = None  # (split) -> ids that a text task predicts, by text
   per_epoch: Any = None  # how many training batches are an epoch; None: no end
   train_batches: Any = None  # (start) -> batches from number start on, no end
   eval_batches: Any = None  # (split, size, extra, first) -> the split, in order

@@ -112,6 +112,7 @@ def make(
       "facts": of_text.facts | {"dropped": streams.dropped(n, *read[2:])},
       "texts": {split: of_text.documents(split) for split in text.SPLITS}
       | {"test": ()},
+      "sequences": of_text.sequences,
       "per_epoch": streams.windows(n, *read[2:]),
       "train_batches": train_batches,
       "eval_batches": eval_batches,
