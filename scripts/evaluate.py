@@ -5,6 +5,7 @@ Examples:
   python scripts/evaluate.py --workdir=runs/reversal --figure=by_length.png
 """
 
+import sys
 import time
 
 import jax
@@ -107,7 +108,7 @@ def main():
     record["memoryless"] = task.facts["memoryless"]
   record |= {
     task.unit: main.count,
-    "examples": len(task.texts[split][: FIRST.value]),
+    "examples": min(len(task.texts[split]), FIRST.value or sys.maxsize),
   }
   record |= {name: mean.value(name) for name, mean in found.items()}
   if match := found.get("exact_match"):

@@ -196,6 +196,7 @@ def test_the_state_is_carried_and_fresh_where_an_epoch_starts(path):
     )
 
 
+@pytest.mark.slow
 def test_documents_in_a_row_are_documents_alone(tmp_path, monkeypatch):
   for name in [f"m{i}" for i in range(25)]:
     content = f"{name} = {name[1:]}\n" * (1 + int(name[1:]) % 4)

@@ -60,8 +60,9 @@ def eval_batches(tokens_N, starts, batch, steps, extra=0):
   """All of a text once, each document in one row and from a fresh state.
 
   So what is predicted from what depends on no size here. batch: rows, None for
-  as many as the longest document keeps busy. `real_BT` is False where a row is
-  past its end. extra: columns of padding more.
+  as many as the longest document keeps busy. steps: of one batch at most.
+  `real_BT` is False where a row is past its end. extra: columns of padding
+  more.
   """
   ends = np.append(starts[1:], len(tokens_N))
   longest = int(np.max(ends - starts))
@@ -69,8 +70,9 @@ def eval_batches(tokens_N, starts, batch, steps, extra=0):
   rows = _share(starts, ends, batch)
   rows += [(len(tokens_N), len(tokens_N))] * (batch - len(rows))
   # The last character of a row is never an input.
-  last = max(end - first for first, end in rows) - 1
-  for at in range(0, max(last, 1), steps):
+  last = max(max(end - first for first, end in rows) - 1, 1)
+  steps = min(steps, last)
+  for at in range(0, last, steps):
     cut = [(min(first + at, end), end) for first, end in rows]
     found = _read(tokens_N, starts, cut, steps, extra)
     if at == 0:
