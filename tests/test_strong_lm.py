@@ -169,6 +169,12 @@ def test_kinds_of_dropout_do_not_share_their_draws(apply):
     apply(1, state_dropout=0.5)[:, 0],
   ]
   assert differ(*found)
+  rates = {"state_dropout": 0.5, "weight_dropout": 0.5}
+  drop = drops.Drops(jax.random.key(0), rates, False)
+  assert differ(*map(np.asarray, drop.states(2, 20, 20)))
+  ones = {"u_GH": jnp.ones((20, 20))}
+  weights = [drop.weights(layer, ones)["u_GH"] for layer in range(2)]
+  assert differ(*map(np.asarray, weights))
 
 
 @pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells()))
