@@ -68,6 +68,7 @@ def get_config(arg=None):
       b1=unset(float),
       b2=unset(float),
       eps=unset(float),
+      average=unset(float),  # the decay of an average of the parameters
     ),
     train=dict(
       steps=1500,
@@ -79,6 +80,8 @@ def get_config(arg=None):
       keep=1,
       patience=unset(int),
       max_skips=10,
+      accumulate=1,  # batches in one update
+      evaluate=unset(str),  # "raw" or "average"; None: that, if it is kept
       data_parallel=1,  # devices that share each batch; 0: all there are
     ),
   )

@@ -28,7 +28,14 @@ def get_config(arg=None):
       hidden=256,
       layers=1,
       tied=False,
-      dropout=0.3,
+      norm=False,  # layers' outputs: mean 0 and variance 1
+      residual=False,  # a layer's output is added to what it read
+      dropout=0.3,  # of every layer's output
+      locked=False,  # one draw for all steps
+      out_dropout=unset(float),  # of the top layer's, in its place
+      embed_dropout=0.0,  # of symbols
+      state_dropout=0.0,  # of what is read of the state, one draw a row
+      weight_dropout=0.0,  # of recurrent weights
       chunk=unset(int),  # a checkpointed scan: less memory for long sequences
       cell=dict(
         name="lstm",  # a file of rnnlab/cells
@@ -61,6 +68,7 @@ def get_config(arg=None):
       b1=unset(float),
       b2=unset(float),
       eps=unset(float),
+      average=unset(float),  # the decay of an average of the parameters
     ),
     train=dict(
       steps=unset(int),
@@ -73,6 +81,8 @@ def get_config(arg=None):
       keep=1,
       patience=unset(int),
       max_skips=10,
+      accumulate=1,  # batches in one update
+      evaluate=unset(str),  # "raw" or "average"; None: that, if it is kept
       data_parallel=1,  # devices that share each batch; 0: all there are
     ),
   )

@@ -384,3 +384,37 @@ def fixed_points(found, shown, path):
 
 
 MARKERS = "osD^vPX*"
+
+
+def truncation(before, now, step, path):
+  """What is lost by going K steps back; returns the path written.
+
+  before, now: {recurrence: analysis.truncation.Truncated}. One row a
+  recurrence: the cosine with the full gradient, then norm and bias.
+  """
+  figure, grid = _figure(2, len(now), (10, 3.1 * len(now)))
+  for name, (left, right) in zip(now, grid, strict=True):
+    for found, style, when in (
+      (before[name], ":", "initialised"),
+      (now[name], "-", f"step {step}"),
+    ):
+      K = np.arange(1, len(found.cosine_K) + 1)
+      drawn = {"linestyle": style, "linewidth": 2}
+      left.plot(K, found.cosine_K, label=when, color=COLOURS[0], **drawn)
+      for value, what, colour in (
+        (found.norm_K, "norm", COLOURS[2]),
+        (found.bias_K, "bias", COLOURS[1]),
+      ):
+        right.plot(K, value, label=f"{what}, {when}", color=colour, **drawn)
+    left.set_ylabel("cosine with the full gradient")
+    right.set_ylabel("of the full gradient's norm")
+    left.legend()
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    for axes in (left, right):
+      axes.set_title(name)
+      axes.set_xlabel("K, how far each loss goes back (steps)")
+      if len(K) > 1:
+        axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
+      axes.grid(alpha=0.3)
+  return _save(figure, path)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rnnlab import cells, scan
 
@@ -57,21 +58,67 @@ def width(cell, params, d_in):
   return jax.eval_shape(out).shape[0]
 
 
-def unroll(stack, params, x, carry=None, *, between=None, **options):
+class Join(NamedTuple):
+  """How a layer's output joins what it read; without either it replaces it.
+
+  norm: an output has the mean 0 and the variance 1 over its units; a gain and a
+  bias would be one with the affine map that reads it, so there are none.
+  residual: above the first layer an output is added to what the layer read.
+  """
+
+  norm: bool = False
+  residual: bool = False
+
+  def output(self, out, axis):
+    """A layer's output; axis: its units."""
+    return normalised(out, axis) if self.norm else out
+
+  def add(self, layer, below, out):
+    """What the next layer reads."""
+    return below + out if self.residual and layer else out
+
+
+PLAIN = Join()
+
+
+def normalised(x, axis):
+  """Mean 0 and variance 1 along an axis, computed in float32 or wider."""
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  wide -= jnp.mean(wide, axis, keepdims=True)
+  variance = jnp.mean(wide * wide, axis, keepdims=True)
+  return (wide * lax.rsqrt(variance + 1e-6)).astype(x.dtype)
+
+
+def unroll(
+  stack,
+  params,
+  x,
+  carry=None,
+  *,
+  between=None,
+  join=PLAIN,
+  memories=None,
+  **options,
+):
   """Runs the layers one after another over all of time.
 
   Each layer's input product then covers all steps at once. `x`, the flags and
   `options` are those of `scan.unroll`; carry holds one entry a layer, or None.
-  `between(layer, h_BTH) -> h_BTH` is applied to every layer's output (dropout).
-  Returns (carry, h_BTH of the top layer). Every layer runs forward, so an
-  output depends on its prefix alone.
+  `between(layer, h_BTH) -> h_BTH` is applied to every layer's output (dropout)
+  before it is joined with what the layer read. memories: one a layer. Returns
+  (carry, h_BTH of the top layer). Every layer runs forward, so an output
+  depends on its prefix alone.
   """
   carry = (None,) * len(stack) if carry is None else carry
   final = []
   for layer, cell in enumerate(stack):
-    last, x = scan.unroll(cell, params[layer], x, carry[layer], **options)
+    own = {} if memories is None else {"memory": memories[layer]}
+    args = cell, params[layer], x, carry[layer]
+    last, out = scan.unroll(*args, **own, **options)
     final.append(last)
-    x = x if between is None else between(layer, x)
+    out = join.output(out, -1)
+    out = out if between is None else between(layer, out)
+    x = join.add(layer, x, out)
   return tuple(final), x
 
 
@@ -137,7 +184,7 @@ def _turned(x):
   return None if x is None else x[:, ::-1]
 
 
-def as_cell(stack) -> cells.Cell:
+def as_cell(stack, join=PLAIN) -> cells.Cell:
   """One cell of several layers, for loops that step through all of them.
 
   Its parameters and carry are tuples, one entry a layer, the same as those of
@@ -160,11 +207,19 @@ def as_cell(stack) -> cells.Cell:
 
     return run
 
+  def rise(top, carry, a, memory):
+    """The new carries of the layers up to `top`, and what it shows."""
+    new, x = [], None
+    for layer in range(top + 1):
+      last, out = stack[layer].update(carry[layer], own(a, layer), memory)
+      new.append(last)
+      x = join.add(layer, x, join.output(out, 0))
+    return tuple(new), x
+
   def entrance(layer):
     def run(weights, carry, u, a, memory):
-      below, (_, params) = layer - 1, weights[layer]
-      _, out = stack[below].update(carry[below], own(a, below), memory)
-      return stack[layer].project(params, out)
+      _, x = rise(layer - 1, carry, a, memory)
+      return stack[layer].project(weights[layer][1], x)
 
     return run
 
@@ -189,11 +244,7 @@ def as_cell(stack) -> cells.Cell:
     )
 
   def update(carry, a, memory):
-    new = []
-    for layer, cell in enumerate(stack):
-      last, out = cell.update(carry[layer], own(a, layer), memory)
-      new.append(last)
-    return tuple(new), out
+    return rise(len(stack) - 1, carry, a, memory)
 
   def gates(a):
     return {

@@ -64,17 +64,27 @@ def linear(key, out, width, kind="uniform"):
   return {"w_VH": init(kind, key, out, width), "b_V": jnp.zeros(out)}
 
 
-def dropout(key, x_BTD, rate):
+def dropout(key, x_BTD, rate, locked=False):
   """Zeroes elements with probability `rate`, scales the rest by 1/(1-rate).
 
   `key` None means evaluation: x comes back as it is. Every step draws from a
-  key of its own, so that what is dropped does not depend on the padding.
+  key of its own, so that what is dropped does not depend on the padding;
+  locked: all steps of a row share one draw instead. Source of the latter: Gal
+  and Ghahramani, 2016.
   """
   if key is None or rate == 0:
     return x_BTD
   B, T, D = x_BTD.shape
+  if locked:
+    return x_BTD * kept(key, (B, 1, D), rate, x_BTD.dtype)
   keys_T = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(T))
   keep_TBD = jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, (B, D)))(
     keys_T
   )
   return jnp.where(jnp.swapaxes(keep_TBD, 0, 1), x_BTD / (1 - rate), 0)
+
+
+def kept(key, shape, rate, dtype=jnp.float32):
+  """Factors that drop: 0 with probability `rate`, otherwise 1/(1-rate)."""
+  keep = jax.random.bernoulli(key, 1 - rate, shape)
+  return keep.astype(dtype) / (1 - rate)

@@ -53,12 +53,15 @@ def make(
   b1=0.9,
   b2=0.999,
   eps=1e-8,
+  average=None,
 ):
   """An Optimizer from hyper-parameters; ValueError by name for a wrong one.
 
   name: adam, adamw or sgd. weight_decay is for adamw and reaches all
   parameters, momentum is for sgd; clip is the largest global norm a gradient
-  may have, None for no limit.
+  may have, None for no limit. average: the decay of an exponential average of
+  the parameters, of which an update leaves this share (0.999 is over about
+  1,000 updates; fewer at the start); None keeps none.
 
   The rate rises linearly from 0 over `warmup` updates to `lr`, then stays
   (schedule="constant") or falls to `end` along half a cosine ("cosine"), which
@@ -70,6 +73,10 @@ def make(
     lr, schedule, warmup, unit, steps, steps_per_epoch, budget, end
   )
   tx_numbers, tx = _make_tx(name, clip, weight_decay, momentum, b1, b2, eps)
+  if average is not None:
+    fits = _is_real(average) and 0 <= average and jnp.float32(average) < 1
+    _require(fits, "average", average, "in [0, 1), in float32, or None")
+    tx_numbers["average"] = average
   # Python's floats: as arguments of a compiled call they give way to the dtype
   # of what they meet, as constants do.
   numbers = {k: float(v) for k, v in (rate_numbers | tx_numbers).items()}

@@ -15,7 +15,10 @@ class Plan:
   row without a new best. max_skips: end with an error after so many updates in
   a row that were not finite. data_parallel: over how many devices each batch is
   spread, of all processes together; 0: over all there are. It changes no number
-  beyond rounding.
+  beyond rounding. accumulate: batches in one update, which learns from all of
+  them as from one large batch. evaluate: "raw" or, with opt.average, the
+  "average" parameters, None for these where they are kept; it is what the
+  commands read, too.
   """
 
   steps: int | None = None
@@ -29,11 +32,18 @@ class Plan:
   patience: int | None = None
   max_skips: int = 10
   data_parallel: int = 1
+  accumulate: int = 1
+  evaluate: str | None = None
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
       all_devices = name == "data_parallel" and value == 0
-      if value is not None and not (value > 0 or all_devices):
+      if name == "evaluate":
+        if value not in (None, "raw", "average"):
+          raise ValueError(
+            f"train.evaluate is 'raw' or 'average', not {value!r}"
+          )
+      elif value is not None and not (value > 0 or all_devices):
         raise ValueError(f"train.{name} must be > 0, not {value}")
     if self.steps is self.epochs is self.seconds is None:
       raise ValueError(
@@ -46,6 +56,14 @@ class Plan:
     common = math.gcd(self.log_every, self.eval_every, self.save_every)
     limit = min(self.steps_per_call, common)
     return max(k for k in range(1, limit + 1) if common % k == 0)
+
+  def evaluated(self, average: float | None) -> str:
+    """The field of the state that is evaluated; average: opt.average."""
+    if self.evaluate == "average" and average is None:
+      raise ValueError(
+        "train.evaluate='average' needs opt.average, which is not set"
+      )
+    return "params" if average is None or self.evaluate == "raw" else "average"
 
   def end(self, per_epoch: int | None) -> int | None:
     """The number of updates that ends the run; None: only the clock does."""

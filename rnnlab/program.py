@@ -35,7 +35,7 @@ DATA = (
   *(f"opt.{name}" for name in ("b1", "b2", "eps")),
 )
 # Of these it knows whether they are there.
-SWITCHES = "opt.clip", "opt.momentum"
+SWITCHES = "opt.clip", "opt.momentum", "opt.average"
 
 
 class Step(NamedTuple):
@@ -136,7 +136,7 @@ def kind(config) -> str:
       return {k: v for k, v in inner if v is not None} or None
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in DATA):
       return None
-    return bool(value) if name in SWITCHES else value
+    return value and True if name in SWITCHES else value
 
   return strict_json.dumps(rest(config, ""))
 

@@ -33,6 +33,9 @@ MAY_CHANGE = (
   "devices.*",
 )
 
+# What of it may not: which batches an update has read.
+MUST_STAY = ("train.accumulate",)
+
 _ABSENT = object()
 
 
@@ -233,7 +236,8 @@ def _changes(run, config, facts):
       pair = old.get(name, _ABSENT), new.get(name, _ABSENT)
       if _ABSENT not in pair and _same(*pair):
         continue
-      if any(fnmatch.fnmatchcase(name, pattern) for pattern in MAY_CHANGE):
+      may = any(fnmatch.fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
+      if may and name not in MUST_STAY:
         row = {"time": now, "field": name, "old": pair[0], "new": pair[1]}
         row = {key: v for key, v in row.items() if v is not _ABSENT}
         lines += strict_json.dumps(row) + "\n"

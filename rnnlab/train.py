@@ -35,7 +35,7 @@ from rnnlab.feed import Feed
 from rnnlab.plan import History, Plan
 from rnnlab.program import Report, Step, abreast, alone
 from rnnlab.progress import Progress
-from rnnlab.update import init_state
+from rnnlab.update import accumulating, init_state
 
 
 def train(
@@ -125,7 +125,8 @@ class Run:
       batching.check_seed("seed", config["seed"])
       self.config = config
       self.plan = Plan(**settings.bind(Plan, "train", config["train"]))
-      self.task = tasks.make(**config["task"], model=config["model"])
+      task = tasks.make(**config["task"], model=config["model"])
+      self.task = accumulating(task, self.plan.accumulate, self.plan.epochs)
       self._prepare(programs)
     self.facts = {
       "vocabulary": self.task.vocab and list(self.task.vocab.symbols),
@@ -157,6 +158,7 @@ class Run:
         f"opt.{name} follows from train and cannot be set to {given[name]!r}"
       )
     self.optimizer = optim.make(**given | fixed)
+    self.evaluated = plan.evaluated(given.get("average"))
     self.key = jax.random.key(self.config["seed"])
     # By shapes alone: what the model refuses, it refuses here.
     self.like = jax.eval_shape(self._init, self.key)
@@ -225,8 +227,9 @@ class Run:
         f"the run stands at step {self.step}, past the {self.end} asked for"
       )
     if self.validates and self.plan.seconds:
-      # Compiled now, so that the clock tells what an evaluation takes.
-      yield self._asked(itertools.islice(self._validation(), 1))
+      # Compiled now, so that the clock tells what an evaluation takes. Two, as
+      # a carry may have other rows in all batches but the first.
+      yield self._asked(itertools.islice(self._validation(), 2))
     if self.validates and self.step == 0:
       yield from self._evaluate()
     self.ready, why = self.feed.at(self.step), self._why_end()
@@ -301,8 +304,12 @@ class Run:
       )
     return found
 
+  def _params(self):
+    """The parameters that are evaluated."""
+    return getattr(self.state, self.evaluated)
+
   def _asked(self, batches):
-    params = self.state.params
+    params = self._params()
     return Report(params, self.task.carry(params), batches)
 
   def _validation(self):
@@ -459,7 +466,7 @@ class Run:
         )
 
   def _record(self):
-    history, params = self.history, self.state.params
+    history, params = self.history, self._params()
     validation, metric = history.validation or {}, f"val/{self.task.metric}"
     return {
       "step": self.step,

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rnnlab import checkpoint, rundir, tasks, update
+from rnnlab import checkpoint, rundir, settings, tasks, update
+from rnnlab.plan import Plan
 
 
 class Trained(NamedTuple):
@@ -17,27 +18,34 @@ class Trained(NamedTuple):
   initial: Any  # () -> the parameters before the first update
 
 
-def load(workdir, which="best", path=None, needs_data=True) -> Trained:
+# The parameters of the last update, or their average over the past ones.
+WEIGHTS = {"raw": ".params", "average": ".average"}
+
+
+def load(
+  workdir, which="best", path=None, needs_data=True, weights=None
+) -> Trained:
   """The task and parameters of a run.
 
   which: "best" (on validation), "latest", or a step. path: where the data
   file lies now, if it moved; its content must be the run's. Without data a run
   can still generate, in its stored vocabulary: with needs_data=False a file
-  that is gone or changed is a note. Raises ValueError for what is not there,
-  is damaged, or does not fit.
+  that is gone or changed is a note. weights: of WEIGHTS; None is what the
+  trainer evaluated. Raises ValueError for what is not there, is damaged, or
+  does not fit.
   """
   config, facts = rundir.load(workdir)
-  for name in ("seed", "task", "model", "vocabulary", "data"):
+  for name in ("seed", "task", "model", "train", "vocabulary", "data"):
     if name not in config | facts:
       raise ValueError(f"{workdir} is damaged: its files hold no {name!r}")
-  settings = config["task"] | {"model": config["model"]}
+  given = config["task"] | {"model": config["model"]}
   if facts["vocabulary"] is not None:
-    settings["symbols"] = facts["vocabulary"]
+    given["symbols"] = facts["vocabulary"]
   if path is not None:
-    settings["path"] = path
+    given["path"] = path
   notes = []
   try:
-    task = tasks.make(**settings)
+    task = tasks.make(**given)
     was, now = facts["data"], task.facts
     if odd := [f for f in was | now if was.get(f) != now.get(f)]:
       raise ValueError(
@@ -48,8 +56,9 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
     if needs_data:
       raise
     notes.append(f"without the data: {error}")
-    task = tasks.make(**settings, data=False)
-  params, step, passed = _restore(workdir, which, task)
+    task = tasks.make(**given, data=False)
+  part = _part(workdir, config, weights)
+  params, step, passed = _restore(workdir, which, task, part)
 
   @jax.jit
   def initial():
@@ -58,12 +67,22 @@ def load(workdir, which="best", path=None, needs_data=True) -> Trained:
   return Trained(task, params, step, notes + passed, initial)
 
 
-def _restore(workdir, which, task):
+def _part(workdir, config, weights):
+  average = config.get("opt", {}).get("average")
+  if weights is None:
+    plan = Plan(**settings.bind(Plan, "train", config["train"]))
+    return f".{plan.evaluated(average)}"
+  if weights == "average" and average is None:
+    raise ValueError(f"{workdir} keeps no average of its parameters")
+  return WEIGHTS[weights]
+
+
+def _restore(workdir, which, task, part):
   directory = rundir.RunDir(workdir).checkpoints
   like = jax.eval_shape(task.init, jax.random.key(0))
 
   def restore(step=None):
-    return checkpoint.restore(directory, like, step, part=".params")
+    return checkpoint.restore(directory, like, step, part=part)
 
   if which not in ("best", "latest"):
     if not str(which).isdecimal():

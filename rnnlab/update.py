@@ -1,11 +1,14 @@
 """Compiled updates and exact evaluation: what the trainer's loop calls."""
 
 import collections
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+from jax import lax
 
 from rnnlab import optim
 from rnnlab.metrics import Mean, to_host
@@ -17,7 +20,8 @@ class TrainState:
 
   The key is folded with the step, never split on, so it is the run's own
   throughout. `skipped` counts the updates that were refused, `streak` the last
-  ones in a row that were not finite.
+  ones in a row that were not finite. `average` is that of the parameters over
+  past updates, () where none is kept.
   """
 
   step: Any
@@ -27,6 +31,7 @@ class TrainState:
   key: Any
   skipped: Any
   streak: Any
+  average: Any = ()
 
 
 class Updates(NamedTuple):
@@ -59,6 +64,50 @@ def init_state(task, optimizer, key) -> TrainState:
     key=key,
     skipped=skipped,
     streak=streak,
+    average=jax.tree.map(jnp.copy, params) if _averages(optimizer) else (),
+  )
+
+
+def _averages(optimizer):
+  return "average" in optimizer.numbers
+
+
+def accumulating(task, n, epochs=None):
+  """The task whose batches are n of the task's, side by side on axis 1.
+
+  An update learns from all of them at once and holds the activations of one at
+  a time. epochs: what the run was asked for. Raises ValueError where an epoch
+  would end inside a batch, or the batches differ in shape.
+  """
+  if n == 1:
+    return task
+  per_epoch = task.per_epoch
+  if epochs and per_epoch and per_epoch % n:
+    raise ValueError(
+      f"train.accumulate={n} does not divide the {per_epoch} batches of an "
+      "epoch, and no update is made of fewer; train.steps needs no epochs"
+    )
+
+  def joined(batches):
+    shapes = [jax.tree.map(np.shape, batch) for batch in batches]
+    if any(shape != shapes[0] for shape in shapes):
+      raise ValueError(
+        f"train.accumulate={n} needs batches of one shape, found {shapes}"
+      )
+    return jax.tree.map(
+      lambda *x: np.stack(x, axis=min(1, np.ndim(x[0]))), *batches
+    )
+
+  def train_batches(start):
+    batches = task.train_batches(start * n)
+    while True:
+      yield joined(list(itertools.islice(batches, n)))
+
+  whole = per_epoch and per_epoch % n == 0
+  return task._replace(
+    train_batches=train_batches,
+    per_epoch=per_epoch // n if whole else None,
+    accumulated=n,
   )
 
 
@@ -75,16 +124,64 @@ def make_train_steps(task, optimizer):
   schedule's count stay as they were. So is one whose batch supervises nothing.
   """
 
-  def update(state, batch, elapsed, numbers):
-    def total(params):
-      key = jax.random.fold_in(state.key, state.step)
-      mean, aux = task.loss(params, state.carry, batch, key)
-      return mean.total, (mean.count, *aux)
+  def gradient(params, carry, batch, key):
+    """Sums over a batch, undivided: (grads, count), (carry, metrics)."""
 
-    grads, (count, carry, metrics) = jax.grad(total, has_aux=True)(state.params)
+    def total(params):
+      mean, aux = task.loss(params, carry, batch, key)
+      return mean.total, (mean.count, aux)
+
+    grads, (count, aux) = jax.grad(total, has_aux=True)(params)
+    return (grads, count), aux
+
+  def gradients(params, carry, batch, key):
+    """The same over all batches that stand in one."""
+    n = task.accumulated or 1
+    if n == 1:
+      return gradient(params, carry, batch, key)
+    batches = jax.tree.map(
+      lambda x: jnp.moveaxis(x, min(1, x.ndim - 1), 0), batch
+    )
+
+    def body(loop, each):
+      carry, sums = loop
+      i, batch = each
+      own = jax.random.fold_in(key, i)
+      more, (carry, metrics) = gradient(params, carry, batch, own)
+      return (carry, jax.tree.map(jnp.add, sums, more)), metrics
+
+    # The first alone has the types of the sums.
+    first, rest = (
+      jax.tree.map(lambda x, part=part: x[part], (jnp.arange(n), batches))
+      for part in (0, slice(1, None))
+    )
+    sums, (carry, metrics) = gradient(
+      params, carry, first[1], jax.random.fold_in(key, 0)
+    )
+    (carry, sums), more = lax.scan(body, (carry, sums), rest)
+    metrics = jax.tree.map(lambda one, x: one + x.sum(0), metrics, more)
+    return sums, (carry, metrics)
+
+  def averaged(average, params, applied, done, numbers):
+    if not _averages(optimizer):
+      return average
+    # Early on over fewer updates, so that the first parameters soon count
+    # nothing: of the last tenth of all at most.
+    decay = jnp.minimum(numbers["average"], (1 + done) / (10 + done))
+    return jax.tree.map(
+      lambda a, p: jnp.where(applied, a + (1 - decay) * (p - a), a),
+      average,
+      params,
+    )
+
+  def update(state, batch, elapsed, numbers):
+    key = jax.random.fold_in(state.key, state.step)
+    (grads, count), (carry, metrics) = gradients(
+      state.params, state.carry, batch, key
+    )
     grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
-    count_applied = state.step - state.skipped
-    rate = optimizer.rate(numbers, count_applied, elapsed)
+    done = state.step - state.skipped
+    rate = optimizer.rate(numbers, done, elapsed)
     params, opt_state, applied, grad_norm = optim.apply(
       *(optimizer.tx(numbers), rate, grads, state.params, state.opt_state),
       when=count > 0,
@@ -98,10 +195,15 @@ def make_train_steps(task, optimizer):
       ),
       skipped=state.skipped + ~applied,
       streak=jnp.where(applied | (count == 0), 0, state.streak + 1),
+      average=averaged(state.average, params, applied, done, numbers),
     )
-    done = jnp.asarray(True)
     return state, Updates(
-      metrics, rate, grad_norm, state.skipped, state.streak, done
+      metrics,
+      rate,
+      grad_norm,
+      state.skipped,
+      state.streak,
+      done_K=jnp.asarray(True),
     )
 
   def train_steps(state, batches_K, stop, elapsed, numbers):

@@ -16,6 +16,12 @@ WHAT = flags.DEFINE_enum(
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (by validation nll), latest, or a step."
 )
+WEIGHTS = flags.DEFINE_enum(
+  "weights",
+  None,
+  list(trained.WEIGHTS),
+  "Parameters: of the last update, or averaged; by default as trained.",
+)
 SPLIT = flags.DEFINE_enum(
   "split", "validation", ["train", "validation", "test"], "On which examples."
 )
@@ -31,7 +37,9 @@ PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 def main():
   if FIGURE.value:
     figures.require()
-  run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
+  run = trained.load(
+    WORKDIR.value, CHECKPOINT.value, PATH.value, weights=WEIGHTS.value
+  )
   cli.say(*run.notes)
   everything = WHAT.value == "all"
   record = {}

@@ -5,12 +5,14 @@ Examples:
   python scripts/evaluate.py --workdir=runs/reversal --figure=by_length.png
 """
 
+import sys
 import time
 
 import jax
 from absl import flags
 
 from rnnlab import cli, figures, metrics, parallel, trained
+from rnnlab.analysis import ngram
 from rnnlab.checkpoint import fingerprint
 from rnnlab.update import evaluate
 
@@ -20,6 +22,12 @@ SPLIT = flags.DEFINE_enum(
 )
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (on validation), latest, or a step."
+)
+WEIGHTS = flags.DEFINE_enum(
+  "weights",
+  None,
+  list(trained.WEIGHTS),
+  "Parameters: of the last update, or averaged; by default as trained.",
 )
 BATCH_SIZE = flags.DEFINE_integer(
   "batch_size",
@@ -31,6 +39,13 @@ NOTEBOOK_AVERAGE = flags.DEFINE_integer(
   "notebook_average",
   None,
   "B: also print what the sum of batch means over len // B would have claimed.",
+  lower_bound=1,
+)
+NGRAM = flags.DEFINE_integer(
+  "ngram",
+  None,
+  "n: also the nll of an interpolated n-gram of the training texts (of a text, "
+  "its first character included).",
   lower_bound=1,
 )
 EXTRA_PADDING = flags.DEFINE_integer(
@@ -54,7 +69,9 @@ DATA_PARALLEL = flags.DEFINE_integer(
 def main():
   with parallel.together():
     mesh = parallel.mesh(DATA_PARALLEL.value)
-    run = trained.load(WORKDIR.value, CHECKPOINT.value, PATH.value)
+    run = trained.load(
+      WORKDIR.value, CHECKPOINT.value, PATH.value, weights=WEIGHTS.value
+    )
   cli.say(*run.notes)
   task, split, params = run.task, SPLIT.value, run.params
   if split not in task.texts:
@@ -91,7 +108,7 @@ def main():
     record["memoryless"] = task.facts["memoryless"]
   record |= {
     task.unit: main.count,
-    "examples": len(task.texts[split][: FIRST.value]),
+    "examples": min(len(task.texts[split]), FIRST.value or sys.maxsize),
   }
   record |= {name: mean.value(name) for name, mean in found.items()}
   if match := found.get("exact_match"):
@@ -106,6 +123,12 @@ def main():
     ]
     claimed = metrics.notebook_average(means, record["examples"], size)
     record["notebook_average"] = claimed
+  if n := NGRAM.value:
+    if not task.sequences:
+      raise ValueError("--ngram: this task predicts no text")
+    texts = task.sequences("train"), task.sequences(split)[: FIRST.value]
+    total, count = ngram.nll(*texts, task.vocab.size, n)
+    record[f"{n}-gram"] = total / count
   record |= {
     "step": run.step,
     "checkpoint": CHECKPOINT.value,

@@ -6,6 +6,7 @@ Examples:
   python scripts/sample.py --workdir=runs/reversal --sources=suorpxhziwaq \
     --figure=attention.png
   python scripts/sample.py --workdir=runs/copying --n=5
+  python scripts/sample.py --workdir=runs/text --n=200 --evidence
 """
 
 import collections
@@ -13,13 +14,19 @@ import collections
 import jax
 from absl import flags
 
-from rnnlab import cli, figures, settings, trained
+from rnnlab import cli, figures, settings, trained, written
 from rnnlab.checkpoint import fingerprint
 from rnnlab.data.batching import check_seed
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The run directory.")
 CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "best", "best (on validation), latest, or a step."
+)
+WEIGHTS = flags.DEFINE_enum(
+  "weights",
+  None,
+  list(trained.WEIGHTS),
+  "Parameters: of the last update, or averaged; by default as trained.",
 )
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 N = flags.DEFINE_integer("n", 10, "How many texts.", lower_bound=1)
@@ -32,6 +39,9 @@ SOURCES = flags.DEFINE_list(
 )
 FIGURE = flags.DEFINE_string(
   "figure", None, "With --sources: a file for their attention maps."
+)
+EVIDENCE = flags.DEFINE_bool(
+  "evidence", False, "Also measure the texts, next to held-out ones (prefix)."
 )
 # How to generate; those that are set go to the task, which checks them.
 HOW = (
@@ -55,12 +65,21 @@ HOW = (
 def main():
   check_seed("seed", SEED.value)
   run = trained.load(
-    WORKDIR.value, CHECKPOINT.value, PATH.value, needs_data=False
+    WORKDIR.value,
+    CHECKPOINT.value,
+    PATH.value,
+    needs_data=False,
+    weights=WEIGHTS.value,
   )
   cli.say(*run.notes)
   task = run.task
   if FIGURE.value:
     figures.require()
+  if EVIDENCE.value and not (task.writes and task.texts):
+    raise ValueError(
+      f"--evidence: {WORKDIR.value} "
+      + ("writes no texts" if not task.writes else "has lost its data")
+    )
   needs, idle, prompts = {
     "prefix": ("--prefix, not --sources", (SOURCES,), [PREFIX.value] * N.value),
     "source": ("--sources", (PREFIX, N, SEED), SOURCES.value),
@@ -89,9 +108,14 @@ def main():
   for sample in samples:
     sample.pop("attention_US", None)
   record = {"samples": samples}
-  if task.reads == "prefix" and task.texts:
+  if task.writes == "name" and task.texts:
     record["found_in"] = _look_up(samples, task.texts)
   cli.table([list(samples[0]), *(sample.values() for sample in samples)])
+  if EVIDENCE.value:
+    rows, record["evidence"] = written.measure(
+      run, WORKDIR.value, samples, PREFIX.value
+    )
+    cli.table(rows)
   return record | {"step": run.step, "fingerprint": fingerprint(run.params)}
 
 

@@ -26,6 +26,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = (
   if "PYTEST_XDIST_WORKER" in os.environ
   else tempfile.mkdtemp("-compiled")
 )
+# Tokens of texts are kept beside them.
+os.environ["XDG_CACHE_HOME"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 

@@ -64,7 +64,7 @@ def test_an_experiment_takes_a_step(path, variant, tmp_path):
   experiment = f"--config={path}:{variant}".rstrip(":")
   listed = tiny.config(tmp_path)["task"]["path"]
   # Few examples: a list of them, or as many as are to be drawn.
-  small = {"path": listed, "validation": 4, "test": 4}
+  small = {"path": listed, "validation": 4, "test": 4, "steps": 8}
   config = parsed(
     experiment,
     *(

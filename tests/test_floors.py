@@ -16,7 +16,7 @@ FLOORS = {
   **dict.fromkeys("plan update feed program train trained".split(), 3),
   **dict.fromkeys("sweep checkpoint".split(), 3),
   **dict.fromkeys("rundir strict_json progress cli figures".split(), 3),
-  **dict.fromkeys("instruments ledger parallel interchange".split(), 3),
+  **dict.fromkeys("instruments ledger parallel interchange written".split(), 3),
   "scripts": 4,
 }
 # Importing any module runs rnnlab/__init__.py first, so it imports none.

@@ -100,6 +100,28 @@ def test_slow_points_of_a_run(run, tmp_path):
   assert reading.draw(tmp_path / "f.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
+def test_the_truncated_gradient_of_a_run(run, tmp_path):
+  _, loaded = run
+  reading = instruments.read("truncation", loaded, first=4)
+  (table,) = reading.tables
+  start, now = reading.record["stack"]
+  assert (start["step"], now["step"]) == (0, 4)
+  steps = max(len(text) + 1 for text in names_of(loaded))
+  assert len(now["cosine"]) == steps
+  for shown in (start, now):
+    assert shown["cosine"][-1] == pytest.approx(1, abs=1e-5)
+    assert shown["bias"][-1] < 1e-5 < shown["bias"][0]
+    assert shown["norm"][-1] == pytest.approx(1, abs=1e-5)
+  assert table[1] == ["K=1", 0, *(start[w][0] for w in table[0][2:])]
+  assert table[-1][0] == f"K={steps}"
+  assert reading.draw(tmp_path / "t.png").stat().st_size > 10_000
+
+
+def names_of(loaded):
+  return [text for texts in loaded.task.texts.values() for text in texts]
+
+
 @pytest.mark.parametrize(
   "log10, text",
   [

@@ -10,7 +10,7 @@ from rnnlab import rundir, tasks
 from rnnlab import train as trainer
 
 # What a row tells of the machine instead of the run.
-CLOCKS = ("tokens/s", "seconds")
+CLOCKS = ("tokens/s", "characters/s", "seconds")
 
 
 class Killed(BaseException):

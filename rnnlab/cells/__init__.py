@@ -136,3 +136,21 @@ def keep_scheme(keep, bias):
       "model.cell.bias is False"
     )
   return gates.make(**keep)
+
+
+def dropping(cell) -> Cell:
+  """The cell with the state that its products read times `memory`, a factor.
+
+  The state itself, which is blended and carried on, is whole. Without a memory
+  it is the cell.
+  """
+
+  def dropped(stage):
+    def run(weights, carry, u, a, memory):
+      if memory is not None:
+        carry = jax.tree.map(lambda c_HB: c_HB * memory, carry)
+      return stage(weights, carry, u, a, None)
+
+    return run
+
+  return cell._replace(drive=tuple(map(dropped, cell.drive)))

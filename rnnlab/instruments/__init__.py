@@ -4,6 +4,8 @@ import importlib
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
+
 # A new one is a file here, with `read(run, split, first) -> Reading`, and what
 # it draws in rnnlab/figures.py.
 ALL = sorted(
@@ -38,6 +40,21 @@ def read(what, run, split="validation", first=None) -> Reading:
     raise ValueError(f"the {split} split holds no examples: nothing to measure")
   module = importlib.import_module(f"rnnlab.instruments.{what}")
   return module.read(run, split, first)
+
+
+# Steps of a stream that are looked at, which has no end of its own.
+STREAM = 128
+
+
+def first_batch(task, params, split, rows) -> dict:
+  """The first `rows` examples of a split as one batch.
+
+  Of a stream it is the first steps: it may be cut anywhere.
+  """
+  batch = next(iter(task.eval_batches(split, rows, 0, rows)))
+  if not jax.tree.leaves(jax.eval_shape(task.carry, params)):
+    return batch
+  return {name: array[:, :STREAM] for name, array in batch.items()}
 
 
 def filled(row) -> list:

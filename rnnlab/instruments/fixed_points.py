@@ -4,7 +4,7 @@ import numpy as np
 
 from rnnlab import cli, figures
 from rnnlab.analysis import fixed_points
-from rnnlab.instruments import Reading
+from rnnlab.instruments import Reading, first_batch
 
 # Examples whose states are started from, unless it is said how many.
 FIRST = 64
@@ -16,7 +16,7 @@ def read(run, split, first) -> Reading:
   """By recurrence: its slow points and the eigenvalues there."""
   task = run.task
   rows = min(first or FIRST, len(task.texts[split]))
-  batch = next(iter(task.eval_batches(split, rows, 0, rows)))
+  batch = first_batch(task, run.params, split, rows)
   tables, record, found = [], {}, {}
   for each in task.recurrences(run.params, task.carry(run.params), batch):
     try:

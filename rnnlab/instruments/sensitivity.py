@@ -7,7 +7,7 @@ import numpy as np
 
 from rnnlab import figures
 from rnnlab.analysis import sensitivity
-from rnnlab.instruments import Reading, filled
+from rnnlab.instruments import Reading, filled, first_batch
 
 # Examples, unless it is said how many.
 FIRST = 16
@@ -17,7 +17,7 @@ def read(run, split, first) -> Reading:
   """By recurrence and distance, over the first examples of a split."""
   task, names = run.task, []
   rows = min(first or FIRST, len(task.texts[split]))
-  batch = next(iter(task.eval_batches(split, rows, 0, rows)))
+  batch = first_batch(task, run.params, split, rows)
 
   @jax.jit
   def measure(params):

@@ -6,6 +6,7 @@ The model reads a token before it predicts the next one, so targets are the
 inputs moved on by one position; the caller makes them.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +16,14 @@ from jax import lax
 
 from rnnlab import backend, cells, metrics, nn, sampling, scan
 from rnnlab import layers as stacks
+from rnnlab.models import drops
 
 
 class LM(NamedTuple):
   """A language model: functions of params. See the functions in `make`."""
 
   init: Any  # (key) -> params
+  carry: Any  # (params, rows) -> the carry that a text starts from
   apply: Any  # (params, tokens_BT, carry, **options) -> carry, logits_BTV
   read: Any  # (params, tokens_BT, length_B) -> Cursor, logprob_B
   generate: Any  # (params, key, cursor, **how) -> Generated
@@ -61,7 +64,14 @@ def make(
   hidden: int,
   layers: int = 1,
   tied: bool = False,
+  norm: bool = False,
+  residual: bool = False,
   dropout: float = 0.0,
+  locked: bool = False,
+  out_dropout: float | None = None,
+  embed_dropout: float = 0.0,
+  state_dropout: float = 0.0,
+  weight_dropout: float = 0.0,
   chunk: int | None = None,
   cell: dict,
 ) -> LM:
@@ -69,21 +79,39 @@ def make(
 
   never: ids that are not predicted (the pad): their logits are masked out.
   cell: settings of `cells.make`, the name included. tied: the readout uses the
-  embedding's table, which needs embed == hidden. dropout: on every layer's
-  output, during training alone (when a key is given). chunk: that of
-  `scan.unroll`: less memory for the backward pass, for some recomputation.
+  embedding's table, which needs embed == hidden. norm, residual: see
+  `layers.Join`. chunk: that of `scan.unroll`: less memory for the backward
+  pass, for some recomputation.
+
+  Dropout acts in training alone (when a key is given): dropout, on every
+  layer's output, with a draw a step or, if locked, a row; out_dropout, in its
+  place on the top layer's; embed_dropout, of whole symbols; state_dropout, on
+  what a cell's products read of the state, a draw a row; weight_dropout, of
+  recurrent weights, a draw an update. Sources: Gal and Ghahramani, 2016; Merity
+  et al., 2017.
   """
   sizes = {"embed": embed, "hidden": hidden, "layers": layers, "chunk": chunk}
   for name, value in sizes.items():
     if value is not None and value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
-  if not 0 <= dropout < 1:
-    raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
+  rates = {
+    "dropout": dropout,
+    "out_dropout": dropout if out_dropout is None else out_dropout,
+    "embed_dropout": embed_dropout,
+    "state_dropout": state_dropout,
+    "weight_dropout": weight_dropout,
+  }
+  for name, rate in rates.items():
+    if not 0 <= rate < 1:
+      raise ValueError(f"model.{name} must be in [0, 1), not {rate}")
   if tied and embed != hidden:
     raise ValueError(
       f"model.tied needs model.embed == model.hidden, not {embed} and {hidden}"
     )
+  join = stacks.Join(norm, residual)
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
+  cell_of_stack = stacks.as_cell(stack, join)
+  dropped = tuple(map(cells.dropping, stack)) if state_dropout else stack
   allowed_V = np.isin(np.arange(vocab_size), never, invert=True)
 
   def init(key):
@@ -97,6 +125,10 @@ def make(
       # One table serves both sides; it starts at the readout's scale.
       params["embed_VD"] = params["out"].pop("w_VH")
     return params
+
+  def carry(params, rows):
+    columns = cell_of_stack.carry(params["cells"], rows)
+    return jax.tree.map(lambda c: jnp.moveaxis(c, -1, 0), columns)
 
   def output_weight(params):
     return params["embed_VD"] if tied else params["out"]["w_VH"]
@@ -119,17 +151,16 @@ def make(
     key: draws the dropout; None is evaluation. options: those of `scan.unroll`.
     """
 
-    def between(layer, h_BTH):
-      k = None if key is None else jax.random.fold_in(key, layer)
-      return nn.dropout(k, h_BTH, dropout)
-
-    x = scan.Lookup(params["embed_VD"], tokens_BT)
+    draw = drops.Drops(key, rates, locked)
+    x = scan.Lookup(draw.symbols(params["embed_VD"]), tokens_BT)
     carry, h_BTH = stacks.unroll(
-      stack,
-      params["cells"],
+      stack if key is None else dropped,
+      tuple(map(draw.weights, range(layers), params["cells"])),
       x,
       carry,
-      between=between,
+      between=partial(draw.outputs, layers),
+      join=join,
+      memories=draw.states(layers, hidden, len(tokens_BT)),
       **{"chunk": chunk} | options,
     )
     return carry, readout(params, h_BTH)
@@ -149,8 +180,6 @@ def make(
     columns = jax.tree.map(lambda c: jnp.moveaxis(c, 0, -1), carry)
     end_B = jnp.full_like(length_B, RUNNING)
     return Cursor(columns, last_B1[:, 0], end_B, 0), logprob_B
-
-  cell_of_stack = stacks.as_cell(stack)
 
   def recurrence(params, tokens_BT, targets_BT, carry=None, **flags):
     """All layers as one recurrence, for an analysis; no dropout.
@@ -241,4 +270,4 @@ def make(
     cursor, out = lax.while_loop(going, draw, (cursor, out))
     return out._replace(cursor=cursor)
 
-  return LM(init, apply, read, generate, recurrence)
+  return LM(init, carry, apply, read, generate, recurrence)

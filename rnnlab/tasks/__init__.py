@@ -23,6 +23,7 @@ class Task(NamedTuple):
   generate: Any  # (params, key, prompts, **how) -> list of dicts to show
   # What a prompt is: a "prefix" to go on, a "source", or an "example"'s number.
   reads: Any = "prefix"
+  writes: Any = None  # of a "prefix": "name", "text" or "python"
   noisy: Any = False  # whether every second source symbol is noise
   metric: Any = "nll"  # of `report`: what is shown, and selects the best
   unit: Any = "tokens"  # what its count counts
@@ -31,9 +32,11 @@ class Task(NamedTuple):
   facts: Any = None  # dict: digest, sizes, repeats, for the record
   texts: Any = None  # dict: split -> its examples, as a person reads them;
   # numbers where examples are drawn, and no "train" where it has no end
+  sequences: Any = None  # (split) -> ids that a text task predicts, by text
   per_epoch: Any = None  # how many training batches are an epoch; None: no end
   train_batches: Any = None  # (start) -> batches from number start on, no end
   eval_batches: Any = None  # (split, size, extra, first) -> the split, in order
+  accumulated: Any = 1  # how many batches stand in one, see `update`
   details: Any = None  # (params, split, size, extra, first) -> tables
 
 

@@ -63,6 +63,10 @@ def make(
     of_data = {
       "facts": splits.facts,
       "texts": splits.texts,
+      "sequences": lambda split: [
+        np.append(encoded[i], vocab.id(START_STOP))
+        for i in splits.indices[split]
+      ],
       "per_epoch": batching.steps_per_epoch(len(train), batch_size),
       "train_batches": train_batches,
       "eval_batches": eval_batches,
@@ -85,6 +89,7 @@ def make(
     loss=loss,
     report=report,
     generate=_generate(model, vocab),
+    writes="name",
     recurrences=recurrences,
     **of_data,
   )
