@@ -7,11 +7,13 @@ answered, so it need not know whether it stands alone or beside others.
     abreast(runs, program)    several at once: their states are stacked, and one
                               vmapped call moves them all
 
-Runs that are trained one after another with one program compile once as well.
+Runs that are trained one after another and share what is `Shared` compile once
+as well.
 """
 
 import collections
 import fnmatch
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rnnlab import parallel, strict_json
-from rnnlab.update import counted, evaluate, make_train_steps
+from rnnlab.update import counted, evaluate, init_state, make_train_steps
 
 # Settings that no compiled program knows of: init alone reads them, or they are
 # data to it, as the optimiser's numbers are.
@@ -118,6 +120,45 @@ class Program:
       return stacked
     placed = NamedSharding(self.mesh, PartitionSpec(parallel.AXIS))
     return jax.lax.with_sharding_constraint(stacked, placed)
+
+
+class Shared:
+  """What the runs of one process have in common, made when it is first asked.
+
+  Tasks by the settings of task and model, since all that a task does is a
+  function of them; programs by kind; and jitted first states by both.
+  """
+
+  def __init__(self):
+    self.programs, self._tasks, self._inits = {}, {}, {}
+
+  def task(self, config, make):
+    """The task of these settings; make() builds it."""
+    return _once(self._tasks, _data(config), make)
+
+  def program(self, config, task, optimizer, mesh) -> Program:
+    """The program of these settings."""
+    made = functools.partial(Program, task, optimizer, mesh)
+    return _once(self.programs, kind(config), made)
+
+  def init(self, config, task, optimizer, mesh):
+    """(key) -> the state before the first update, compiled."""
+
+    def made():
+      function = functools.partial(init_state, task, optimizer)
+      return jax.jit(function, out_shardings=parallel.whole(mesh))
+
+    return _once(self._inits, (_data(config), kind(config)), made)
+
+
+def _data(config):
+  return strict_json.dumps([config["task"], config["model"]])
+
+
+def _once(made, key, make):
+  if key not in made:
+    made[key] = make()
+  return made[key]
 
 
 def _apart(stacked, members):

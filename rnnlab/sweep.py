@@ -97,7 +97,7 @@ def run(
   together=None,
   part="",
   half_lives=False,
-  programs=None,
+  shared=None,
 ) -> list[dict]:
   """Trains and evaluates the points; returns the rows of sweep.csv.
 
@@ -112,8 +112,8 @@ def run(
   what the names of the table and the lock end with, where several processes
   have a share each. half_lives: measure also what the gates keep on validation
   examples, before the first update and at the best checkpoint: the half-life of
-  the direct path in steps, the median over units, a column a gate. programs: a
-  dict that is filled with the compiled programs.
+  the direct path in steps, the median over units, a column a gate. shared: a
+  `program.Shared`, for who wants to know what was compiled.
   """
   paddings = sorted({*paddings} - {0})
   if paddings and paddings[0] < 0:
@@ -128,8 +128,8 @@ def run(
   directory.path.mkdir(parents=True, exist_ok=True)
   directory.lock = directory.path / f"lock{part}"
   table = directory.path / f"sweep{part}.csv"
-  programs = {} if programs is None else programs
-  more = paddings, half_lives, programs, {}
+  shared = shared or program.Shared()
+  more = paddings, half_lives, shared, {}
   with directory, Progress("sweep") as progress:
     directory.acquire()
     _write(table, rows)
@@ -140,7 +140,7 @@ def run(
           (points[i], directory.path / points[i].name, parts[i])
           for i in members
         ],
-        programs,
+        shared,
       )
       for i, result in zip(members, results, strict=True):
         workdir = directory.path / points[i].name
@@ -166,19 +166,19 @@ def _calls(points, together):
   return calls
 
 
-def _trained(members, programs):
+def _trained(members, shared):
   """What became of each member, a record or an Exception; and the seconds."""
   began = time.monotonic()
   if len(members) > 1:
     members = [
       (p.config, workdir, progress) for p, workdir, progress in members
     ]
-    results = train.train_abreast(members, programs)
+    results = train.train_abreast(members, shared)
   else:
     ((point, workdir, progress),) = members
     try:
       results = [
-        train.train(point.config, workdir, programs=programs, progress=progress)
+        train.train(point.config, workdir, shared=shared, progress=progress)
       ]
     except Exception as error:
       results = [error]
@@ -204,7 +204,7 @@ def _outcome(result, point, workdir, *more):
     }
 
 
-def _figures(record, config, workdir, paddings, half_lives, programs, meters):
+def _figures(record, config, workdir, paddings, half_lives, shared, meters):
   """The best and last figures of a run, as it wrote them down; and more."""
   log = rundir.MetricsLog.read(rundir.RunDir(workdir).metrics)
   figures = {
@@ -228,7 +228,7 @@ def _figures(record, config, workdir, paddings, half_lives, programs, meters):
   for extra in paddings:
     carry = loaded.task.carry(loaded.params)
     batches = loaded.task.eval_batches("validation", extra=extra)
-    report = programs[kind].report
+    report = shared.programs[kind].report
     for name, mean in evaluate(report, loaded.params, carry, batches).items():
       column = f"val/{name}/padding={extra}"
       found[column] = mean.value(column)

@@ -8,6 +8,7 @@ started again does what it would have done.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import platform
@@ -24,7 +25,6 @@ from rnnlab import (
   metrics,
   optim,
   parallel,
-  program,
   rundir,
   settings,
   strict_json,
@@ -33,16 +33,16 @@ from rnnlab import (
 from rnnlab.data import batching
 from rnnlab.feed import Feed
 from rnnlab.plan import History, Plan
-from rnnlab.program import Report, Step, abreast, alone
+from rnnlab.program import Report, Shared, Step, abreast, alone
 from rnnlab.progress import Progress
-from rnnlab.update import accumulating, init_state
+from rnnlab.update import accumulating
 
 
 def train(
   config: dict,
   workdir,
   started: float | None = None,
-  programs: dict | None = None,
+  shared: Shared | None = None,
   progress: Progress | None = None,
 ) -> dict:
   """Trains as config says, in workdir; the same call again goes on.
@@ -50,15 +50,14 @@ def train(
   config: nested plain values under `seed`, `task`, `model`, `opt`, `train`; all
   is checked before anything is written, and ValueError names the field.
   started: when the wall-clock budget began (time.monotonic()), by default now.
-  programs: compiled programs by kind, used where one fits and added to where
-  none does. Returns the final record; its "val/nll" (or the task's own metric)
-  is that of the final parameters. A run that has ended is left alone and its
-  record returned again.
+  shared: what the runs of this process have in common. Returns the final
+  record; its "val/nll" (or the task's own metric) is that of the final
+  parameters. A run that has ended is left alone and its record returned again.
 
   Several processes call this alike, on one file system. The first of them alone
   writes; a ValueError or OSError of one that concerns the run ends all.
   """
-  run = Run(config, started, {} if programs is None else programs)
+  run = Run(config, started, shared or Shared())
   if progress is None:
     with Progress("train", shown=parallel.first()) as progress:
       return _train(run, workdir, progress)
@@ -70,7 +69,7 @@ def _train(run, workdir, progress):
     return alone(run.steps(directory, progress, signalled), run.program)
 
 
-def train_abreast(members, programs: dict) -> list:
+def train_abreast(members, shared: Shared) -> list:
   """Trains several runs at once, in one compiled call for all.
 
   members: of (config, workdir, progress). The runs differ in what a program
@@ -83,7 +82,7 @@ def train_abreast(members, programs: dict) -> list:
     signalled = held.enter_context(_interruptible())
     for i, (config, workdir, progress) in enumerate(members):
       try:
-        run = Run(config, None, programs)
+        run = Run(config, None, shared)
         if run.plan.seconds:
           raise ValueError(
             f"train.seconds={run.plan.seconds:g} is the budget of one run; "
@@ -97,9 +96,9 @@ def train_abreast(members, programs: dict) -> list:
       except Exception as error:
         results[i] = error
     if runs:
-      (shared,) = {run.program for run, _ in runs.values()}
+      (program,) = {run.program for run, _ in runs.values()}
       found = abreast(
-        [steps for _, steps in runs.values()], shared, len(feeds) == 1
+        [steps for _, steps in runs.values()], program, len(feeds) == 1
       )
       for i, result in zip(runs, found, strict=True):
         results[i] = result
@@ -113,7 +112,7 @@ class Run:
   """One run. Where there are several processes, each has one of its own and all
   take the same turns; the first alone writes and prints."""
 
-  def __init__(self, config, started, programs):
+  def __init__(self, config, started, shared):
     self.started = time.monotonic() if started is None else started
     with parallel.together():
       config = strict_json.settle(config, "config")
@@ -125,9 +124,10 @@ class Run:
       batching.check_seed("seed", config["seed"])
       self.config = config
       self.plan = Plan(**settings.bind(Plan, "train", config["train"]))
-      task = tasks.make(**config["task"], model=config["model"])
+      make = functools.partial(tasks.make, **config["task"])
+      task = shared.task(config, lambda: make(model=config["model"]))
       self.task = accumulating(task, self.plan.accumulate, self.plan.epochs)
-      self._prepare(programs)
+      self._prepare(shared)
     self.facts = {
       "vocabulary": self.task.vocab and list(self.task.vocab.symbols),
       "data": self.task.facts,
@@ -143,7 +143,7 @@ class Run:
     told = config | self.facts
     parallel.same({k: strict_json.dumps(v) for k, v in told.items()})
 
-  def _prepare(self, programs):
+  def _prepare(self, shared):
     plan, task = self.plan, self.task
     self.mesh = parallel.mesh(plan.data_parallel)
     self.end = plan.end(task.per_epoch)
@@ -161,11 +161,10 @@ class Run:
     self.evaluated = plan.evaluated(given.get("average"))
     self.key = jax.random.key(self.config["seed"])
     # By shapes alone: what the model refuses, it refuses here.
-    self.like = jax.eval_shape(self._init, self.key)
-    kind = program.kind(self.config)
-    if kind not in programs:
-      programs[kind] = program.Program(task, self.optimizer, self.mesh)
-    self.program = programs[kind]
+    made = self.config, task, self.optimizer, self.mesh
+    self.init = shared.init(*made)
+    self.like = self.init.eval_shape(self.key)
+    self.program = shared.program(*made)
     self.feed = Feed(task, self.mesh, plan.updates_per_call, self.end)
     self.step, self.history, self.pending = 0, History(), None
     self.earlier, self.call_seconds, self.clock = 0.0, 0.0, 0.0
@@ -202,9 +201,6 @@ class Run:
             f"task carries a state from batch to batch, row by row; "
             f"{' or '.join(map(str, near))} would"
           )
-
-  def _init(self, key):
-    return init_state(self.task, self.optimizer, key)
 
   def steps(self, directory, progress, signalled):
     """The run as a generator: it asks (`program`), and returns the record.
@@ -274,8 +270,7 @@ class Run:
     what = f"what it finds in {self.directory.checkpoints}"
     parallel.same({what: checkpoint.fingerprint(found.state) if found else ""})
     if found is None:
-      whole = parallel.whole(self.mesh)
-      self.state = jax.jit(self._init, out_shardings=whole)(self.key)
+      self.state = self.init(self.key)
     else:
       self.state = parallel.replicate(self.mesh, found.state)
       self.step, self.history = found.step, History(**found.facts)

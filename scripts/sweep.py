@@ -18,7 +18,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from rnnlab import cli, figures, strict_json, sweep
+from rnnlab import cli, figures, program, strict_json, sweep
 
 CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -74,7 +74,7 @@ def main():
   if SHARD.value:
     index, count = map(int, SHARD.value.split("/"))
     points, part = sweep.share(points, index, count), f"-{index}-of-{count}"
-  programs = {}
+  shared = program.Shared()
   rows = sweep.run(
     points,
     WORKDIR.value,
@@ -82,7 +82,7 @@ def main():
     together=TOGETHER.value,
     part=part,
     half_lives=HALF_LIVES.value,
-    programs=programs,
+    shared=shared,
   )
   table = sweep.summary(rows, settings)
   curves = sweep.curves(rows, settings, WORKDIR.value)
@@ -99,7 +99,7 @@ def main():
     "points": len(rows),
     "failed": len(failed),
     "table": [json.loads(strict_json.plain_json(row)) for row in table],
-    "compilations": [dict(p.compilations) for p in programs.values()],
+    "compilations": [dict(p.compilations) for p in shared.programs.values()],
     "workdir": WORKDIR.value,
   }
 

@@ -38,15 +38,14 @@ class Silent:
     pass
 
 
-def abreast(folder, members, name, programs=None):
+def abreast(folder, members, name, shared=None):
   """(records, workdirs) of members trained at once."""
   folders = [folder / f"{name}{i}" for i in range(len(members))]
   given = [
     (config(folder, **m), f, Silent())
     for m, f in zip(members, folders, strict=True)
   ]
-  programs = {} if programs is None else programs
-  return train.train_abreast(given, programs), folders
+  return train.train_abreast(given, shared or program.Shared()), folders
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +67,16 @@ def near(rows, others):
 
 
 def test_one_after_another_is_bit_for_bit_a_run_alone(tmp_path, single):
-  programs = {}
+  shared = program.Shared()
   for i, (member, (record, rows)) in enumerate(
     zip(MEMBERS, single, strict=True)
   ):
     folder = tmp_path / str(i)
-    again = train.train(config(tmp_path, **member), folder, programs=programs)
+    again = train.train(config(tmp_path, **member), folder, shared=shared)
     assert again["fingerprint"] == record["fingerprint"]
     assert tiny.rows(folder) == rows
     assert again["compilations"] == {"report": 1, "train_steps": 1}
-  assert len(programs) == 1
+  assert len(shared.programs) == 1
 
 
 def test_at_once_is_a_run_alone(tmp_path, single):

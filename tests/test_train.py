@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rnnlab import checkpoint, strict_json, trained
+from rnnlab import checkpoint, program, strict_json, trained
 from rnnlab import train as trainer
 from rnnlab.metrics import Mean
 from rnnlab.train import Plan, train
@@ -31,7 +31,7 @@ def script(monkeypatch, losses, seconds=lambda: None):
     seconds()
     return {"nll": Mean(float(next(losses)), 1)}
 
-  monkeypatch.setattr(trainer.program, "evaluate", evaluate)
+  monkeypatch.setattr(program, "evaluate", evaluate)
 
 
 def test_a_run_from_beginning_to_end(tmp_path, capsys):
