@@ -1,4 +1,4 @@
-"""The leak audit finds what an output can read, and says where it should not."""
+"""The leak audit: what an output can read, and where it should not."""
 
 import functools
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow_but
 from test_tagger import WIRINGS, V, drawn, make
 
 from rnnlab.analysis import context
@@ -108,26 +109,26 @@ def test_nothing_is_said_of_what_is_not_finite_or_of_another_size():
 
 
 def test_a_declared_context_in_words_and_steps():
-  assert [str(c) for c in (CAUSAL, FULL, Context(None, 4), Context(0, None))] == [
-    "causal", "full", "all back, 4 ahead", "0 back, all ahead",
-  ]  # fmt: skip
+  told = [CAUSAL, FULL, Context(None, 4), Context(0, None)]
+  words = ["causal", "full", "all back, 4 ahead", "0 back, all ahead"]
+  assert list(map(str, told)) == words
   assert np.array_equal(CAUSAL.may_read(2, 3), np.tri(2, 3, dtype=bool))
   band = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], bool)
   assert np.array_equal(Context(1, 1).may_read(3, 3), band)
 
 
-@pytest.mark.parametrize("cell", ["rnn", "lstm"])
-@pytest.mark.parametrize("settings", WIRINGS.values(), ids=WIRINGS)
-def test_every_wiring_reads_what_it_declares_and_all_of_it(settings, cell, x64):
-  model = make({"name": cell}, **settings)
-  params = drawn(model)
-  f = functools.partial(model.apply, params)
+@pytest.mark.parametrize(
+  "settings",
+  slow_but(
+    ["lookahead"],
+    [pytest.param(settings, id=name) for name, settings in WIRINGS.items()],
+  ),
+)
+def test_every_wiring_reads_what_it_declares_and_all_of_it(settings, x64):
+  model = make(**settings)
+  f = functools.partial(model.apply, drawn(model))
   found = context.check(claim(f, model.context, context.tokens(V, 1, S)))
   assert found.unused == []
   told = {"causal": (None, 0), "lookahead": (None, 2), "backward": (0, None)}
   name = next(name for name, own in WIRINGS.items() if own == settings)
   assert model.context == Context(*told.get(name, (None, None)))
-  # And as if it had declared less.
-  if model.context != CAUSAL:
-    with pytest.raises(ValueError, match="declared causal, but output 0 reads"):
-      context.check(claim(f, CAUSAL, context.tokens(V, 1, S)))
