@@ -125,6 +125,14 @@ def told(claim, found) -> str:
   )
 
 
+def reads(found) -> str:
+  """How far the outputs were seen to read, in words."""
+  if not found.reached_US.any():
+    return "nothing"
+  back, ahead = found.seen
+  return f"{back} back, {ahead} ahead"
+
+
 def declared(claim) -> str:
   """The declared context in words."""
   named = isinstance(claim.context, Context)

@@ -119,7 +119,7 @@ def label_all(texts: list[str], digest: str) -> Labelled:
   home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   path = pathlib.Path(home) / "rnnlab" / "labels" / f"{name}.npz"
   try:
-    with np.load(path) as found:
+    with np.load(io.BytesIO(path.read_bytes())) as found:
       arrays = {field: found[field] for field in found.files}
   except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
     arrays = _label_all(texts)

@@ -116,14 +116,15 @@ def make(
   def apply(params, tokens_BT, carry=None, *, key=None, **options):
     """Reads tokens_BT from `carry` on: (carry, logits_BTV).
 
-    key: draws the dropout; None is evaluation. options: those of `scan.unroll`.
+    tokens_BT: or vectors in their place, as in `layers.embedded`. key: draws
+    the dropout; None is evaluation. options: those of `scan.unroll`.
     """
 
     def between(layer, h_BTH):
       k = None if key is None else jax.random.fold_in(key, layer)
       return nn.dropout(k, h_BTH, dropout)
 
-    x = scan.Lookup(params["embed_VD"], tokens_BT)
+    x = stacks.embedded(params["embed_VD"], tokens_BT)
     carry, h_BTH = stacks.unroll(
       stack,
       params["cells"],

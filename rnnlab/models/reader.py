@@ -59,9 +59,10 @@ def make(
     return params
 
   def inputs_of(params, x):
-    if jnp.issubdtype(x.dtype, jnp.integer):
-      return scan.Lookup(params["embed_VD"] if embed else jnp.eye(inputs), x)
-    return nn.product(x, params["embed_VD"]) if embed else x
+    if embed:
+      return stacks.embedded(params["embed_VD"], x)
+    integer = jnp.issubdtype(x.dtype, jnp.integer)
+    return scan.Lookup(jnp.eye(inputs), x) if integer else x
 
   def readout(params, h_BTH):
     y_BTV = nn.product(h_BTH, params["out"]["w_VH"].T)

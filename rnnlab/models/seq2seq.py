@@ -163,13 +163,13 @@ def make(
     return params
 
   def encode(params, tokens_BS, *, steps_BS=None, source_BS=None, key=None):
-    """Reads the source: Encoded.
+    """Reads the source: Encoded. tokens_BS: see `layers.embedded`.
 
     steps_BS: where the encoder steps; elsewhere its state passes through, so
     that the last state is that of the last real token. source_BS: what can be
     attended to. None: everywhere, padding included. key: draws the dropout.
     """
-    x = scan.Lookup(params["embed_VD"], tokens_BS)
+    x = stacks.embedded(params["embed_VD"], tokens_BS)
     ends, states_BSC = stacks.unroll_directions(
       encoder,
       params["encoder"],
@@ -208,8 +208,9 @@ def make(
 
     The same for all U at once, as in training, and for one step at a time.
     carry: at first `encoded.carry`. attended is None without attention.
+    tokens_BU: see `layers.embedded`.
     """
-    x = scan.Lookup(params["embed_VD"], tokens_BU)
+    x = stacks.embedded(params["embed_VD"], tokens_BU)
     before_BH = _top(carry)
     own, memory = read(params, encoded)
     carry, h_BUH = scan.unroll(

@@ -106,7 +106,7 @@ def make(
   def contexts(params):
     f = functools.partial(model.apply, params)
     draw = context.tokens(vocab.size)
-    return [context.Claim("tagger", f, draw, model.context)]
+    return [context.Claim("label", f, draw, model.context)]
 
   if data:
     of_data["details"] = _details(outcomes, eval_batches)
