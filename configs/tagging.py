@@ -13,10 +13,10 @@ from ml_collections import config_dict
 
 # Of one direction: hidden widths that make the parameters about equal.
 WIRINGS = {
-  "causal": dict(direction="forward", lookahead=0, hidden=128),
-  "lookahead4": dict(direction="forward", lookahead=4, hidden=122),
-  "concat": dict(direction="both", lookahead=0, hidden=80),
-  "alternating": dict(direction="alternating", lookahead=0, hidden=128),
+  "causal": dict(direction="forward", lookahead=0, hidden=96),
+  "lookahead4": dict(direction="forward", lookahead=4, hidden=78),
+  "concat": dict(direction="both", lookahead=0, hidden=58),
+  "alternating": dict(direction="alternating", lookahead=0, hidden=96),
 }
 
 
@@ -43,7 +43,7 @@ def get_config(arg=None):
       embed=32,
       layers=2,
       dropout=0.0,
-      chunk=unset(int),  # a checkpointed scan: less memory for long sequences
+      chunk=unset(object),  # a checkpointed scan: steps, or "auto:512MiB"
       cell=dict(
         name="lstm",  # a file of rnnlab/cells
         recurrent=unset(str),
@@ -65,9 +65,9 @@ def get_config(arg=None):
     ),
     opt=dict(
       name="adam",
-      lr=4e-3,
+      lr=8e-3,
       schedule="cosine",
-      warmup=20,
+      warmup=30,
       unit="update",
       end=unset(float),
       clip=1.0,
@@ -78,13 +78,13 @@ def get_config(arg=None):
       eps=unset(float),
     ),
     train=dict(
-      steps=400,
+      steps=300,
       epochs=unset(int),
       seconds=unset(float),
       steps_per_call=10,
       log_every=20,
-      eval_every=400,
-      save_every=400,
+      eval_every=300,
+      save_every=300,
       keep=1,
       patience=unset(int),
       max_skips=10,

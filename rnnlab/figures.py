@@ -292,7 +292,7 @@ def context(found, path):
   from matplotlib.colors import ListedColormap
   from matplotlib.patches import Patch
 
-  figure, grid = _figure(len(found), 1, (4.6 * len(found), 5.2))
+  figure, grid = _figure(len(found), 1, (max(6, 4.8 * len(found)), 6.2))
   for (name, (claim, own)), axes in zip(found.items(), grid[0], strict=True):
     kinds_US = np.select(
       [own.reached_US & own.may_US, own.may_US, own.reached_US], [1, 2, 3], 0
@@ -348,6 +348,7 @@ def by_label(labels, places, path):
   ):
     share = [np.nan if r[field] is None else 100 * r[field] for r in places]
     right.plot(range(len(places)), share, style, color=colour, label=name)
+  right.set_ylim(top=100.5)
   right.set_xticks(range(len(places)), [r["place"] for r in places])
   right.set_xlabel("characters of the token before it")
   right.set_ylabel("labelled right (%)")
@@ -355,3 +356,41 @@ def by_label(labels, places, path):
   for each in axes:
     each.grid(alpha=0.3)
   return _save(figure, path)
+
+
+def memory(curves, rows, path):
+  """Bytes against the number of steps; returns the path written.
+
+  curves: {cell: {"predicted": {scan: [(steps, bytes)]}, "compiled": the same,
+  with "generating"}}. Lines are predicted, marks compiled. rows: of the batch.
+  """
+  figure, grid = _figure(len(curves), 1, (5.6 * len(curves) + 1.5, 4.4))
+  for (name, own), axes in zip(curves.items(), grid[0], strict=True):
+    for scan, (colour, style, mark, label) in SCANS.items():
+      drawn = {"color": colour, "label": label}
+      found = np.array(own["compiled"][scan], float).T
+      if scan in own["predicted"]:
+        steps, said = np.array(own["predicted"][scan], float).T
+        axes.plot(steps, said / 2**20, style, linewidth=2, **drawn)
+        drawn.pop("label")
+        axes.plot(found[0], found[1] / 2**20, mark, markersize=7, **drawn)
+      else:
+        axes.plot(found[0], found[1] / 2**20, mark + style, **drawn)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    _plain_ticks(axes.yaxis)
+    axes.set_title(f"{name}, {rows} rows (lines predicted, marks compiled)")
+    axes.set_xlabel("steps T")
+    axes.set_ylabel("memory besides arguments (MiB)")
+    axes.grid(alpha=0.3)
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+  return _save(figure, path)
+
+
+SCANS = {
+  "plain": (COLOURS[0], "-", "o", "training, plain"),
+  "per step": (COLOURS[4], "-.", "^", "training, a chunk a step"),
+  "chunks": (COLOURS[2], "--", "s", "training, chunks"),
+  "generating": (COLOURS[1], ":", "D", "generating"),
+}

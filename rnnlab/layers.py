@@ -54,11 +54,11 @@ def init(stack, key, d_in):
 def width(cell, params, d_in):
   """The width of a cell's output, by shape inference alone."""
 
-  def out():
+  def out(params):
     u = cell.project(params, jnp.zeros((d_in, 1)))
     return scan.step(cell, params, cell.carry(params, 1), u)[1]
 
-  return jax.eval_shape(out).shape[0]
+  return jax.eval_shape(out, params).shape[0]
 
 
 def unroll(stack, params, x, carry=None, *, between=None, **options):

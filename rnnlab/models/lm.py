@@ -15,6 +15,7 @@ from jax import lax
 
 from rnnlab import backend, cells, metrics, nn, sampling, scan
 from rnnlab import layers as stacks
+from rnnlab.analysis import memory
 
 
 class LM(NamedTuple):
@@ -62,7 +63,7 @@ def make(
   layers: int = 1,
   tied: bool = False,
   dropout: float = 0.0,
-  chunk: int | None = None,
+  chunk: int | str | None = None,
   cell: dict,
 ) -> LM:
   """Builds the model.
@@ -71,12 +72,14 @@ def make(
   cell: settings of `cells.make`, the name included. tied: the readout uses the
   embedding's table, which needs embed == hidden. dropout: on every layer's
   output, during training alone (when a key is given). chunk: that of
-  `scan.unroll`: less memory for the backward pass, for some recomputation.
+  `scan.unroll`: less memory for the backward pass, for some recomputation; or
+  "auto:512MiB", the longest that a training step has room for.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers, "chunk": chunk}
+  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
   for name, value in sizes.items():
-    if value is not None and value < 1:
+    if value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
+  memory.budget_of(chunk)
   if not 0 <= dropout < 1:
     raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
   if tied and embed != hidden:
@@ -125,13 +128,17 @@ def make(
       return nn.dropout(k, h_BTH, dropout)
 
     x = stacks.embedded(params["embed_VD"], tokens_BT)
+    own, beside = params["cells"], 4 * (2 * vocab_size + 2 * hidden)
+    steps_at_once = memory.chunk_of(
+      chunk, stack, own, tokens_BT.shape[:2], embed, beside
+    )
     carry, h_BTH = stacks.unroll(
       stack,
       params["cells"],
       x,
       carry,
       between=between,
-      **{"chunk": chunk} | options,
+      **{"chunk": steps_at_once} | options,
     )
     return carry, readout(params, h_BTH)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from rnnlab import cells, nn, scan
 from rnnlab import layers as stacks
+from rnnlab.analysis import memory
 
 
 class Tagger(NamedTuple):
@@ -46,7 +47,7 @@ def make(
   direction: str = "forward",
   lookahead: int = 0,
   dropout: float = 0.0,
-  chunk: int | None = None,
+  chunk: int | str | None = None,
   cell: dict,
 ) -> Tagger:
   """Builds the model.
@@ -55,13 +56,14 @@ def make(
   and joined; "alternating", a forward layer, a backward one on top, and so on;
   "backward". lookahead: the first layer reads so many steps more than its own,
   what is above it none. dropout: on the embedding and on every layer's output,
-  during training alone. chunk: that of `scan.unroll`. cell: settings of
-  `cells.make`, the name included.
+  during training alone. chunk: that of `scan.unroll`, or "auto:512MiB" as
+  in `lm.make`. cell: settings of `cells.make`, the name included.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers, "chunk": chunk}
+  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
   for name, value in sizes.items():
-    if value is not None and value < 1:
+    if value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
+  memory.budget_of(chunk)
   if lookahead < 0:
     raise ValueError(f"model.lookahead must be at least 0, not {lookahead}")
   if not 0 <= dropout < 1:
@@ -103,13 +105,18 @@ def make(
     True where a step is real; what stands elsewhere reaches no real step. key:
     draws the dropout; None is evaluation.
     """
+    own, beside = params["layers"], 4 * (2 * labels + 2 * width)
+    seen = embed * (lookahead + 1)
+    steps_at_once = memory.chunk_of(
+      chunk, stack, own, x.shape[:2], seen, beside
+    )
     _, h_BTH = stacks.unroll_directions(
       stack,
       params["layers"],
       inputs(params, x, mask_BT, key),
       between=functools.partial(drop, key),
       mask_BT=mask_BT,
-      chunk=chunk,
+      chunk=steps_at_once,
     )
     return readout(params, h_BTH)
 

@@ -280,7 +280,7 @@ def _details(outcomes, eval_batches):
       if n:
         rows["by_label"].append(
           {"label": name, "characters": int(n)}
-          | {"accuracy": right / n, "nll": nll / n}
+          | {"accuracy": float(right / n), "nll": float(nll / n)}
         )
     ends = [*PLACES[1:], None]
     for place, end, (n, right, names, named) in zip(
@@ -290,8 +290,8 @@ def _details(outcomes, eval_batches):
         last = "" if end == place + 1 else f"-{end - 1}" if end else "+"
         rows["by_place"].append(
           {"place": f"{place}{last}", "characters": int(n)}
-          | {"accuracy": right / n, "identifiers": int(names)}
-          | {"accuracy/identifiers": named / names if names else None}
+          | {"accuracy": float(right / n), "identifiers": int(names)}
+          | {"accuracy/identifiers": float(named / names) if names else None}
         )
     return rows
 
