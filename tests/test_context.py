@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import remembering
+import reversing
+import tiny
 from conftest import slow_but
 from test_tagger import WIRINGS, V, drawn, make
 
+from rnnlab import instruments, tasks, trained
 from rnnlab.analysis import context
 from rnnlab.analysis.context import Claim
 from rnnlab.layers import CAUSAL, FULL, Context
@@ -132,3 +136,54 @@ def test_every_wiring_reads_what_it_declares_and_all_of_it(settings, x64):
   told = {"causal": (None, 0), "lookahead": (None, 2), "backward": (0, None)}
   name = next(name for name, own in WIRINGS.items() if own == settings)
   assert model.context == Context(*told.get(name, (None, None)))
+
+
+def tasks_of(folder):
+  """A task of each kind, and parameters with nothing left at zero."""
+  source = folder / "m.py"
+  source.write_text("def f(a):\n  return a\n")
+  yield tiny.task(tiny.config(folder) | {"model": LM})
+  yield remembering.make("copying")
+  yield remembering.make("adding")
+  yield reversing.make(folder, reversing.words(), reversing.BAHDANAU)
+  model = {"embed": 3, "hidden": 4, "cell": LM["cell"], "lookahead": 2}
+  yield tasks.make("tagging", path=str(source), model=model)
+
+
+LM = {"embed": 4, "hidden": 5, "cell": {"name": "rnn"}}
+
+
+@pytest.mark.slow
+def test_every_task_reads_what_it_declares(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  kinds = set()
+  for task in tasks_of(tmp_path):
+    for each in task.contexts(remembering.drawn(task)):
+      found = context.check(each)
+      assert found.unused == [], each.name
+      kinds.add(context.declared(each))
+  assert kinds == {"causal", "full", "all back, 2 ahead"}
+
+
+def test_a_run_that_leaks_says_so(tmp_path):
+  leaky = claim(lambda x: shifted(x, 1), CAUSAL)
+  held = claim(lambda x: jnp.cumsum(x, 1), CAUSAL)._replace(name="held")
+  task = remembering.make("adding")._replace(contexts=lambda p: [leaky, held])
+  params = task.init(jax.random.key(0))
+  run = trained.Trained(task, params, 3, [], lambda: params)
+  reading = instruments.read("context", run)
+  (text,) = reading.record["failed"]
+  assert text.startswith("mine is declared causal, but output 0 reads input 1;")
+  assert reading.record["mine"]["leaks"] == S - 1
+  assert reading.record["held"] == {
+    "declared": "causal",
+    "reads": f"{S - 1} back, 0 ahead",
+    "leaks": 0,
+    "not used": 0,
+    "outputs": S,
+    "inputs": S,
+  }
+  assert reading.draw(tmp_path / "c.png").stat().st_size > 10_000
+  task = task._replace(contexts=None)
+  with pytest.raises(ValueError, match="context: this run's task does not say"):
+    instruments.read("context", run._replace(task=task))

@@ -163,8 +163,9 @@ def _reached(f, draw, key):
     return f(jnp.where(jnp.broadcast_to(at(s, x), x.shape), other, x))
 
   # All by one compiled body: another might round in another way.
-  *y_S, same = jax.lax.map(swapped, jnp.arange(S + 1))
-  reached_US = jnp.stack([by_step(y != same) for y in y_S], axis=1)
+  y_S = jax.lax.map(swapped, jnp.arange(S + 1))
+  changed_SBU = y_S[:-1] != jnp.broadcast_to(y_S[-1], y_S[:-1].shape)
+  reached_US = jnp.any(changed_SBU, axis=(1, *range(3, y_S.ndim))).T
   finite = jnp.all(jnp.isfinite(y))
   if not continuous:
     return reached_US, finite

@@ -87,28 +87,42 @@ def predict(steps, B, T, chunk=None) -> int:
     return B * T * (kept + at_work) + weights
   n, k = -(-T // chunk), min(chunk, T)
   whole = sum(n * s.carry + n * chunk * (s.out + s.x) for s in steps)
-  # Filling up the last chunk makes a copy of all outputs' cotangents.
-  whole += T * steps[-1].out if T % chunk else 0
+  if T % chunk:
+    # Filling up the last chunk copies all outputs' cotangents; of a single row
+    # some of the inputs too.
+    whole += T * (steps[-1].out + (steps[0].x // 2 if B == 1 else 0))
   # The chunk of one layer goes back before that of the one above is let go.
   inside = (1 + several) * max(k * (s.kept + s.x) for s in steps)
-  most = weights + max(s.params for s in steps)
-  if chunk == 1 and B > 1:
+  most = max(s.params for s in steps)
+  if chunk > 1:
+    most += weights
+  elif B > 1:
     # With a step a chunk the compiler copies stored carries, before the sums of
     # the weights' gradients are there.
     most = max([most, *(B * n * s.carry for s in steps if s.arrays == 1)])
   return B * (whole + inside) + most
 
 
-def plan(steps, B, T, budget) -> Plan:
+def plan(steps, B, T, budget, beside=0) -> Plan:
   """The chunk with the least recomputation that fits a budget in bytes.
 
-  steps: of all layers. The plain scan, if it fits; else the longest chunk that
-  does; else the chunk that takes least.
+  steps: of all layers. beside: bytes a step and row that something else takes
+  (a readout), once all layers went forward and before they go back. The plain
+  scan, if it fits; else the longest chunk that does; else what takes least.
   """
-  plain = predict(steps, B, T)
+
+  def most(chunk):
+    waiting = sum(s.carry + s.activations + s.out for s in steps) * T
+    if chunk is not None:
+      n = -(-T // chunk)
+      waiting = sum(n * s.carry + T * (s.out + s.x) for s in steps)
+    waiting += T * beside
+    return max(predict(steps, B, T, chunk), B * waiting)
+
+  plain = most(None)
   if plain <= budget:
     return Plan(None, plain, True)
-  bytes_K = np.array([predict(steps, B, T, k) for k in range(1, T + 1)])
+  bytes_K = np.array([most(k) for k in range(1, T + 1)])
   fitting = np.flatnonzero(bytes_K <= budget)
   k = int(fitting[-1] if len(fitting) else bytes_K.argmin())
   return Plan(k + 1, int(bytes_K[k]), bool(len(fitting)))
@@ -132,30 +146,34 @@ def budget_of(chunk) -> int | None:
   return int(float(found[1]) * UNITS[found[2]])
 
 
-def chunk_of(chunk, stack, params, shape, d_in, beside=0):
-  """The number of steps that `model.chunk` means for inputs of shape (B, T).
+def chunk_of(chunk, stack, params, x, beside=0):
+  """The number of steps that `model.chunk` means for the input x of a stack.
 
   chunk: a number or None, which it is itself; or a budget as for `budget_of`.
   stack, params: cells, and theirs in the order of layers; a dict of directions
-  counts each. beside: bytes a step and row that the model takes of the budget
-  for other things. Raises ValueError where nothing fits.
+  counts each. x: x_BTD or a Lookup. beside: as for `plan`. Raises ValueError
+  where nothing fits.
   """
   budget = budget_of(chunk)
   if budget is None:
     return chunk
+  looked_up = isinstance(x, scan.Lookup)
+  B, T = x.tokens_BT.shape if looked_up else x.shape[:2]
+  V, d_in = x.table_VD.shape if looked_up else (0, x.shape[-1])
   steps = []
   for cell, own in zip(stack, params, strict=True):
     parts = own.values() if "forward" in own or "backward" in own else [own]
     steps += [step_of(cell, part, d_in) for part in parts]
     d_in = sum(stacks.width(cell, part, d_in) for part in parts)
-  B, T = shape
-  beside = B * T * beside
-  found = plan(steps, B, T, budget - beside)
+  if looked_up and V <= B * T:
+    # Rows of a table that is projected once: only their cotangents are kept.
+    for i, step in enumerate(steps[: len(steps) // len(stack)]):
+      steps[i] = step._replace(inputs=step.inputs // 2, x=0)
+  found = plan(steps, B, T, budget, beside)
   if not found.fits:
     raise ValueError(
       f"model.chunk={chunk!r}: {B} rows of {T} steps take "
-      f"{(found.bytes + beside) / 2**20:.3g} MiB at least, with chunks of "
-      f"{found.chunk}"
+      f"{found.bytes / 2**20:.3g} MiB at least, with chunks of {found.chunk}"
     )
   return found.chunk
 

@@ -128,10 +128,8 @@ def make(
       return nn.dropout(k, h_BTH, dropout)
 
     x = stacks.embedded(params["embed_VD"], tokens_BT)
-    own, beside = params["cells"], 4 * (2 * vocab_size + 2 * hidden)
-    steps_at_once = memory.chunk_of(
-      chunk, stack, own, tokens_BT.shape[:2], embed, beside
-    )
+    own, beside = params["cells"], 4 * (2 * vocab_size + hidden)
+    steps_at_once = memory.chunk_of(chunk, stack, own, x, beside)
     carry, h_BTH = stacks.unroll(
       stack,
       params["cells"],

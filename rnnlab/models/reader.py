@@ -76,10 +76,9 @@ def make(
     x: tokens_BT or x_BTV. Returns (carry, y_BUV), U the steps of `at`: no
     other has a readout. options: those of `scan.unroll`.
     """
-    steps_at_once = memory.chunk_of(
-      chunk, stack, params["cells"], x.shape[:2], embed or inputs
-    )
-    x, options = inputs_of(params, x), {"chunk": steps_at_once} | options
+    x = inputs_of(params, x)
+    steps_at_once = memory.chunk_of(chunk, stack, params["cells"], x)
+    options = {"chunk": steps_at_once} | options
     carry, h_BTH = stacks.unroll(stack, params["cells"], x, carry, **options)
     return carry, readout(params, h_BTH[:, at])
 

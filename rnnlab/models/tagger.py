@@ -105,15 +105,13 @@ def make(
     True where a step is real; what stands elsewhere reaches no real step. key:
     draws the dropout; None is evaluation.
     """
-    own, beside = params["layers"], 4 * (2 * labels + 2 * width)
-    seen = embed * (lookahead + 1)
-    steps_at_once = memory.chunk_of(
-      chunk, stack, own, x.shape[:2], seen, beside
-    )
+    own, beside = params["layers"], 4 * (2 * labels + width)
+    x = inputs(params, x, mask_BT, key)
+    steps_at_once = memory.chunk_of(chunk, stack, own, x, beside)
     _, h_BTH = stacks.unroll_directions(
       stack,
-      params["layers"],
-      inputs(params, x, mask_BT, key),
+      own,
+      x,
       between=functools.partial(drop, key),
       mask_BT=mask_BT,
       chunk=steps_at_once,
