@@ -29,7 +29,7 @@ def shifted(x_BSD, by):
   return jnp.roll(x_BSD, -by, 1).at[:, -by:].set(0) if by else x_BSD
 
 
-@pytest.mark.parametrize("k", [0, 1, 3])
+@pytest.mark.parametrize("k", [0, 3])
 def test_the_pattern_is_that_of_the_function(k):
   found = context.audit(claim(lambda x: jnp.cumsum(x, 1), CAUSAL))
   assert np.array_equal(found.reached_US, np.tri(S, dtype=bool))
