@@ -418,3 +418,116 @@ def truncation(before, now, step, path):
         _plain_ticks(axes.xaxis)
       axes.grid(alpha=0.3)
   return _save(figure, path)
+
+
+def context(found, path):
+  """Which inputs reach each output, and which may; returns the path.
+
+  found: {name: (analysis.context.Claim, analysis.context.Found)}. One map each,
+  outputs down and inputs across.
+  """
+  from matplotlib.colors import ListedColormap
+  from matplotlib.patches import Patch
+
+  figure, grid = _figure(len(found), 1, (max(6, 4.8 * len(found)), 6.2))
+  for (name, (claim, own)), axes in zip(found.items(), grid[0], strict=True):
+    kinds_US = np.select(
+      [own.reached_US & own.may_US, own.may_US, own.reached_US], [1, 2, 3], 0
+    )
+    shown = ListedColormap([colour for colour, _ in CONTEXT])
+    axes.imshow(kinds_US, cmap=shown, vmin=0, vmax=3, interpolation="nearest")
+    U, S = kinds_US.shape
+    # What is forbidden and read is marked too: not by its colour alone.
+    u, s = np.nonzero(kinds_US == 3)
+    axes.plot(s, u, "x", color="white", markersize=4)
+    for axis, n in ((axes.set_xticks, S), (axes.set_yticks, U)):
+      axis(np.arange(0, n, max(1, n // 6)))
+    axes.set_xticks(np.arange(S + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(U + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    declared = getattr(claim.context, "__str__", lambda: "as listed")
+    axes.set_title(f"{name}\ndeclared: {declared()}", fontsize="medium")
+    axes.set_xlabel("input (step)")
+    axes.set_ylabel("output (step)")
+  keys = [Patch(facecolor=colour, label=label) for colour, label in CONTEXT]
+  figure.legend(handles=keys, loc="outside lower center", ncols=2)
+  return _save(figure, path)
+
+
+# What an output does with an input, by what it may.
+CONTEXT = (
+  ("#e8e8e8", "not allowed, not read"),
+  (COLOURS[0], "allowed and read"),
+  (COLOURS[5], "allowed, not read"),
+  (COLOURS[1], "read, not allowed: a leak"),
+)
+
+
+def by_label(labels, places, path):
+  """Accuracy by label and by place in the token; returns the path written.
+
+  labels, places: the tables of a tagger. Raises ValueError for no rows.
+  """
+  if not labels or not places:
+    raise ValueError("a figure by label needs at least one row, there are 0")
+  figure, (axes,) = _figure(2, 1, (10, 0.28 * len(labels) + 1.8))
+  left, right = axes
+  rows = range(len(labels))
+  left.barh(rows, [100 * r["accuracy"] for r in labels], color=COLOURS[0])
+  left.set_yticks(rows, [f"{r['label']}  n={r['characters']}" for r in labels])
+  left.invert_yaxis()
+  left.set_xlim(0, 100)
+  left.set_xlabel("characters labelled right (%)")
+  for field, name, style, colour in (
+    ("accuracy", "all", "o-", COLOURS[0]),
+    ("accuracy/identifiers", "identifiers", "s--", COLOURS[1]),
+  ):
+    share = [np.nan if r[field] is None else 100 * r[field] for r in places]
+    right.plot(range(len(places)), share, style, color=colour, label=name)
+  right.set_ylim(top=100.5)
+  right.set_xticks(range(len(places)), [r["place"] for r in places])
+  right.set_xlabel("characters of the token before it")
+  right.set_ylabel("labelled right (%)")
+  right.legend()
+  for each in axes:
+    each.grid(alpha=0.3)
+  return _save(figure, path)
+
+
+def memory(curves, rows, path):
+  """Bytes against the number of steps; returns the path written.
+
+  curves: {cell: {"predicted": {scan: [(steps, bytes)]}, "compiled": the same,
+  with "generating"}}. Lines are predicted, marks compiled. rows: of the batch.
+  """
+  figure, grid = _figure(len(curves), 1, (5.6 * len(curves) + 1.5, 4.4))
+  for (name, own), axes in zip(curves.items(), grid[0], strict=True):
+    for scan, (colour, style, mark, label) in SCANS.items():
+      drawn = {"color": colour, "label": label}
+      found = np.array(own["compiled"][scan], float).T
+      if scan in own["predicted"]:
+        steps, said = np.array(own["predicted"][scan], float).T
+        axes.plot(steps, said / 2**20, style, linewidth=2, **drawn)
+        drawn.pop("label")
+        axes.plot(found[0], found[1] / 2**20, mark, markersize=7, **drawn)
+      else:
+        axes.plot(found[0], found[1] / 2**20, mark + style, **drawn)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    _plain_ticks(axes.yaxis)
+    axes.set_title(f"{name}, {rows} rows (lines predicted, marks compiled)")
+    axes.set_xlabel("steps T")
+    axes.set_ylabel("memory besides arguments (MiB)")
+    axes.grid(alpha=0.3)
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+  return _save(figure, path)
+
+
+SCANS = {
+  "plain": (COLOURS[0], "-", "o", "training, plain"),
+  "per step": (COLOURS[4], "-.", "^", "training, a chunk a step"),
+  "chunks": (COLOURS[2], "--", "s", "training, chunks"),
+  "generating": (COLOURS[1], ":", "D", "generating"),
+}

@@ -33,6 +33,7 @@ from rnnlab.update import evaluate
 # Runs that differ in these alone are repetitions of one setting.
 SEEDS = ("seed", "task.seed")
 EXACT = "val/exact_match"
+SHARES = "val/accuracy/identifiers", "val/accuracy"
 WORST = f"{EXACT}/worst"
 HALF_LIFE = "half-life"
 
@@ -260,7 +261,7 @@ def summary(rows, settings) -> list[dict]:
     }
     mean["metric"] = metric = done[0]["metric"] if done else None
     kept = [n for n in (done or [{}])[0] if n.startswith(HALF_LIFE)]
-    for name in (EXACT, metric, f"final/{metric}", WORST, *kept):
+    for name in (EXACT, *SHARES, metric, f"final/{metric}", WORST, *kept):
       if done and name in done[0]:
         mean[name], mean[f"{name}/interval"] = interval(
           [row[name] for row in done]

@@ -42,7 +42,7 @@ def main():
   )
   cli.say(*run.notes)
   everything = WHAT.value == "all"
-  record = {}
+  record, failed = {}, []
   for what in instruments.ALL if everything else [WHAT.value]:
     try:
       reading = instruments.read(what, run, SPLIT.value, FIRST.value)
@@ -54,9 +54,11 @@ def main():
     for rows in reading.tables:
       cli.table(rows)
     record[what] = reading.record
+    failed += reading.record.get("failed", [])
     if FIGURE.value:
       path = f"{FIGURE.value}/{what}.png" if everything else FIGURE.value
       cli.say(f"wrote {reading.draw(path)}")
+  record |= {"failed": failed} if failed else {}
   return record | {"step": run.step, "split": SPLIT.value}
 
 

@@ -55,7 +55,7 @@ FIRST = flags.DEFINE_integer(
   "first", None, "Only so many examples, from the split's start.", lower_bound=1
 )
 FIGURE = flags.DEFINE_string(
-  "figure", None, "A file for exact match by source length."
+  "figure", None, "A file for the tables: exact match by length, or by label."
 )
 PATH = flags.DEFINE_string("path", None, "The run's data file, if it moved.")
 DATA_PARALLEL = flags.DEFINE_integer(
@@ -83,7 +83,7 @@ def main():
   if FIGURE.value:
     figures.require()
     if not task.details:
-      raise ValueError("--figure: this task has no tables by length")
+      raise ValueError("--figure: this task has no tables by length or label")
   how = split, BATCH_SIZE.value, EXTRA_PADDING.value, FIRST.value
   report = jax.jit(task.report, out_shardings=parallel.whole(mesh))
   spread = parallel.replicate(mesh, params)
@@ -141,7 +141,11 @@ def main():
     for rows in tables.values():
       cli.table([list(rows[0]), *(row.values() for row in rows)])
     if FIGURE.value and parallel.first():
-      cli.say(f"wrote {figures.by_length(tables['by_length'], FIGURE.value)}")
+      if "by_length" in tables:
+        drawn = figures.by_length(tables["by_length"], FIGURE.value)
+      else:
+        drawn = figures.by_label(*tables.values(), FIGURE.value)
+      cli.say(f"wrote {drawn}")
     record |= tables
   return record
 

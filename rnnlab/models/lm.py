@@ -16,6 +16,7 @@ from jax import lax
 
 from rnnlab import backend, cells, metrics, nn, sampling, scan
 from rnnlab import layers as stacks
+from rnnlab.analysis import memory
 from rnnlab.models import drops
 
 
@@ -72,7 +73,7 @@ def make(
   embed_dropout: float = 0.0,
   state_dropout: float = 0.0,
   weight_dropout: float = 0.0,
-  chunk: int | None = None,
+  chunk: int | str | None = None,
   cell: dict,
 ) -> LM:
   """Builds the model.
@@ -81,7 +82,8 @@ def make(
   cell: settings of `cells.make`, the name included. tied: the readout uses the
   embedding's table, which needs embed == hidden. norm, residual: see
   `layers.Join`. chunk: that of `scan.unroll`: less memory for the backward
-  pass, for some recomputation.
+  pass, for some recomputation; or "auto:512MiB", the longest that a training
+  step has room for.
 
   Dropout acts in training alone (when a key is given): dropout, on every
   layer's output, with a draw a step or, if locked, a row; out_dropout, in its
@@ -90,10 +92,11 @@ def make(
   recurrent weights, a draw an update. Sources: Gal and Ghahramani, 2016; Merity
   et al., 2017.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers, "chunk": chunk}
+  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
   for name, value in sizes.items():
-    if value is not None and value < 1:
+    if value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
+  memory.budget_of(chunk)
   rates = {
     "dropout": dropout,
     "out_dropout": dropout if out_dropout is None else out_dropout,
@@ -148,11 +151,14 @@ def make(
   def apply(params, tokens_BT, carry=None, *, key=None, **options):
     """Reads tokens_BT from `carry` on: (carry, logits_BTV).
 
-    key: draws the dropout; None is evaluation. options: those of `scan.unroll`.
+    tokens_BT: or vectors in their place, as in `layers.embedded`. key: draws
+    the dropout; None is evaluation. options: those of `scan.unroll`.
     """
 
     draw = drops.Drops(key, rates, locked)
-    x = scan.Lookup(draw.symbols(params["embed_VD"]), tokens_BT)
+    x = stacks.embedded(draw.symbols(params["embed_VD"]), tokens_BT)
+    own, beside = params["cells"], 4 * (2 * vocab_size + hidden)
+    steps_at_once = memory.chunk_of(chunk, stack, own, x, beside)
     carry, h_BTH = stacks.unroll(
       stack if key is None else dropped,
       tuple(map(draw.weights, range(layers), params["cells"])),
@@ -161,7 +167,7 @@ def make(
       between=partial(draw.outputs, layers),
       join=join,
       memories=draw.states(layers, hidden, len(tokens_BT)),
-      **{"chunk": chunk} | options,
+      **{"chunk": steps_at_once} | options,
     )
     return carry, readout(params, h_BTH)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rnnlab import cells, nn, scan
 from rnnlab import layers as stacks
+from rnnlab.analysis import memory
 
 
 class Reader(NamedTuple):
@@ -30,7 +31,7 @@ def make(
   hidden: int,
   embed: int | None = None,
   layers: int = 1,
-  chunk: int | None = None,
+  chunk: int | str | None = None,
   cell: dict,
 ) -> Reader:
   """Builds the model.
@@ -38,14 +39,15 @@ def make(
   inputs: the width of the input vectors; a token stands for a one-hot one.
   embed: a learned linear map to so many dimensions first; None reads the
   inputs as they are. chunk: that of `scan.unroll`: less memory for the backward
-  pass, for some recomputation. cell: settings of `cells.make`, the name
-  included.
+  pass, for some recomputation; or "auto:512MiB" as in `lm.make`. cell: settings
+  of `cells.make`, the name included.
   """
   sizes = {"inputs": inputs, "outputs": outputs, "hidden": hidden}
-  sizes |= {"embed": embed, "layers": layers, "chunk": chunk}
+  sizes |= {"embed": embed, "layers": layers}
   for name, value in sizes.items():
     if value is not None and value < 1:
       raise ValueError(f"model.{name} must be at least 1, not {value}")
+  memory.budget_of(chunk)
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
 
   def init(key):
@@ -59,9 +61,10 @@ def make(
     return params
 
   def inputs_of(params, x):
-    if jnp.issubdtype(x.dtype, jnp.integer):
-      return scan.Lookup(params["embed_VD"] if embed else jnp.eye(inputs), x)
-    return nn.product(x, params["embed_VD"]) if embed else x
+    if embed:
+      return stacks.embedded(params["embed_VD"], x)
+    integer = jnp.issubdtype(x.dtype, jnp.integer)
+    return scan.Lookup(jnp.eye(inputs), x) if integer else x
 
   def readout(params, h_BTH):
     y_BTV = nn.product(h_BTH, params["out"]["w_VH"].T)
@@ -73,7 +76,9 @@ def make(
     x: tokens_BT or x_BTV. Returns (carry, y_BUV), U the steps of `at`: no
     other has a readout. options: those of `scan.unroll`.
     """
-    x, options = inputs_of(params, x), {"chunk": chunk} | options
+    x = inputs_of(params, x)
+    steps_at_once = memory.chunk_of(chunk, stack, params["cells"], x)
+    options = {"chunk": steps_at_once} | options
     carry, h_BTH = stacks.unroll(stack, params["cells"], x, carry, **options)
     return carry, readout(params, h_BTH[:, at])
 

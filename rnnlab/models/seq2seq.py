@@ -92,7 +92,7 @@ def make(
 ) -> Seq2Seq:
   """Builds the model. Source and target share one embedding.
 
-  direction: the encoder's: forward, backward or both. decoder_hidden: the
+  direction: the encoder's, of `layers.DIRECTIONS`. decoder_hidden: the
   decoder's width, where it is not the encoder's. dropout: on the outputs of
   encoder layers and decoder. attention, context: settings of `Attention` and
   `Context`. Raises ValueError for combinations that mean nothing.
@@ -109,7 +109,7 @@ def make(
     "decoder_hidden": d_width,
   }
   _check(ask, into, direction, sizes, dropout)
-  c_width = hidden * len(stacks.DIRECTIONS[direction])
+  c_width = hidden * len(stacks.ways_of(direction, layers - 1))
   encoder = [cells.make(hidden=hidden, **cell) for _ in range(layers)]
   decoder = [cells.make(hidden=d_width, **cell) for _ in range(layers)]
   inner = stacks.as_cell(decoder)
@@ -163,13 +163,13 @@ def make(
     return params
 
   def encode(params, tokens_BS, *, steps_BS=None, source_BS=None, key=None):
-    """Reads the source: Encoded.
+    """Reads the source: Encoded. tokens_BS: see `layers.embedded`.
 
     steps_BS: where the encoder steps; elsewhere its state passes through, so
     that the last state is that of the last real token. source_BS: what can be
     attended to. None: everywhere, padding included. key: draws the dropout.
     """
-    x = scan.Lookup(params["embed_VD"], tokens_BS)
+    x = stacks.embedded(params["embed_VD"], tokens_BS)
     ends, states_BSC = stacks.unroll_directions(
       encoder,
       params["encoder"],
@@ -208,8 +208,9 @@ def make(
 
     The same for all U at once, as in training, and for one step at a time.
     carry: at first `encoded.carry`. attended is None without attention.
+    tokens_BU: see `layers.embedded`.
     """
-    x = scan.Lookup(params["embed_VD"], tokens_BU)
+    x = stacks.embedded(params["embed_VD"], tokens_BU)
     before_BH = _top(carry)
     own, memory = read(params, encoded)
     carry, h_BUH = scan.unroll(
@@ -266,10 +267,7 @@ def _check(ask, into, direction, sizes, dropout):
       raise ValueError(f"model.{name} must be at least 1, not {size}")
   if not 0 <= dropout < 1:
     raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
-  if direction not in stacks.DIRECTIONS:
-    raise ValueError(
-      f"model.direction is one of {list(stacks.DIRECTIONS)}, not {direction!r}"
-    )
+  stacks.context(direction, sizes["layers"])
   if not (into.init or into.update or into.output):
     raise ValueError(
       "model.context: with init, update and output all False the decoder "

@@ -28,6 +28,8 @@ class Task(NamedTuple):
   metric: Any = "nll"  # of `report`: what is shown, and selects the best
   unit: Any = "tokens"  # what its count counts
   recurrences: Any = None  # (params, carry, batch) -> [layers.Recurrence]
+  # (params) -> [analysis.context.Claim]: what its outputs may read.
+  contexts: Any = None
   # Of the data; a task made without data, which can generate, has none.
   facts: Any = None  # dict: digest, sizes, repeats, for the record
   texts: Any = None  # dict: split -> its examples, as a person reads them;

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnlab import settings
+from rnnlab.analysis import context
 from rnnlab.data import generated
+from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean
 from rnnlab.models import reader
 from rnnlab.tasks import Task
@@ -68,6 +70,12 @@ def make(
     )
     return [model.recurrence(params, inputs_BTD, due, there_BT)]
 
+  def contexts(params):
+    def f(x_BTV):
+      return model.apply(params, x_BTV)[1]
+
+    return [context.Claim("sum", f, context.vectors(2), CAUSAL)]
+
   run = jax.jit(apply)
 
   def generate(params, key, prompts):
@@ -99,6 +107,7 @@ def make(
     metric="mse",
     unit="sums",
     recurrences=recurrences,
+    contexts=contexts,
     **of_data,
   )
 

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnlab import settings
+from rnnlab.analysis import context
 from rnnlab.data import generated
+from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import reader
 from rnnlab.tasks import Task
@@ -84,6 +86,12 @@ def make(
     there_BT = jnp.broadcast_to(batch["example_B"][:, None], inputs_BT.shape)
     return [model.recurrence(params, inputs_BT, due, there_BT)]
 
+  def contexts(params):
+    def f(x_BTV):
+      return model.apply(params, x_BTV)[1]
+
+    return [context.Claim("recall", f, context.tokens(symbols + 2), CAUSAL)]
+
   run = jax.jit(apply)
 
   def generate(params, key, prompts):
@@ -116,6 +124,7 @@ def make(
     reads="example",
     unit="symbols",
     recurrences=recurrences,
+    contexts=contexts,
     **of_data,
   )
 

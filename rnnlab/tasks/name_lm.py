@@ -12,8 +12,10 @@ import jax
 import numpy as np
 
 from rnnlab import settings
+from rnnlab.analysis import context
 from rnnlab.data import batching, names
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
+from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
@@ -82,6 +84,12 @@ def make(
     mask_BT = batch["mask_BT"]
     return [model.recurrence(params, tokens_BT, targets_BT, mask_BT=mask_BT)]
 
+  def contexts(params):
+    def f(x_BTV):
+      return model.apply(params, x_BTV)[1]
+
+    return [context.Claim("next", f, context.tokens(vocab.size), CAUSAL)]
+
   return Task(
     vocab=vocab,
     init=model.init,
@@ -91,6 +99,7 @@ def make(
     generate=_generate(model, vocab),
     writes="name",
     recurrences=recurrences,
+    contexts=contexts,
     **of_data,
   )
 

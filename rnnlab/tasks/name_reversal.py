@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnlab import metrics, settings
+from rnnlab.analysis import context
 from rnnlab.data import batching, names, pairs
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
+from rnnlab.layers import CAUSAL, FULL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import decoding, seq2seq
 from rnnlab.tasks import Task, check_limit
@@ -88,6 +90,26 @@ def make(
   def report(params, carry, batch):
     return carry, _sums(outcomes(params, batch), noisy)
 
+  def contexts(params):
+    """Of the decoder: the source, and the targets before, as it reads both."""
+    draw = context.tokens(vocab.size)
+    source_BSV, target_BUV = map(draw, jax.random.split(jax.random.key(0)))
+
+    def f(source_BSV, target_BUV):
+      encoded = model.encode(params, source_BSV)
+      return model.decode(params, encoded, encoded.carry, target_BUV)[1]
+
+    def of_source(x_BSV):
+      return f(x_BSV, target_BUV)
+
+    def of_target(x_BUV):
+      return f(source_BSV, x_BUV)
+
+    return [
+      context.Claim("decoder, of the source", of_source, draw, FULL),
+      context.Claim("decoder, of the target", of_target, draw, CAUSAL),
+    ]
+
   of_data = {}
   if data:
     eval_batches = batcher.once(splits.indices, eval_batch_size)
@@ -107,6 +129,7 @@ def make(
     report=report,
     generate=_generate(model, vocab, masks),
     recurrences=recurrences,
+    contexts=contexts,
     reads="source",
     noisy=noisy,
     **of_data,

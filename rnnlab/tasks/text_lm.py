@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from rnnlab import settings
+from rnnlab.analysis import context
 from rnnlab.data import batching, streams, text
 from rnnlab.data.vocabulary import Vocabulary
+from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
@@ -132,6 +134,12 @@ def make(
     carry = _of_rows(carry, tokens_BT)
     return [model.recurrence(params, tokens_BT, targets_BT, carry, **flags)]
 
+  def contexts(params):
+    def f(x_BTV):
+      return model.apply(params, x_BTV)[1]
+
+    return [context.Claim("next", f, context.tokens(vocab.size), CAUSAL)]
+
   return Task(
     vocab=vocab,
     init=model.init,
@@ -142,6 +150,7 @@ def make(
     writes="python" if not path or path.endswith(".py") else "text",
     unit="characters",
     recurrences=recurrences,
+    contexts=contexts,
     **of_data,
   )
 
