@@ -114,7 +114,11 @@ def sweep(settings, path):
   settings = [setting for setting in settings if setting["runs"]]
   if not settings:
     raise ValueError("the figure of a sweep needs a run that is done")
-  settings = sorted(settings, key=lambda setting: np.mean(setting["final"]))
+
+  def rank(setting):
+    return np.nan_to_num(np.mean(setting["final"]), nan=np.inf)
+
+  settings = sorted(settings, key=rank)
   tall = max(3.8, 0.26 * len(settings) + 1)
   figure, grid = _figure(2, 1, (11, tall))
   left, right = grid[0]
@@ -145,6 +149,7 @@ def sweep(settings, path):
   left.set_xlabel("updates")
   left.set_ylabel(f"{metric}, mean and range over seeds")
   losses = [loss for setting in settings for loss in setting["final"]]
+  losses = [loss for loss in losses if np.isfinite(loss)] or [1.0]
   if min(losses) > 0 and max(losses) > 30 * min(losses):
     left.set_yscale("log")
     (right.set_yscale if _is_axis(settings) else right.set_xscale)("log")

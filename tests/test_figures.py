@@ -294,3 +294,42 @@ def test_without_matplotlib_a_figure_says_what_to_install(
   with pytest.raises(ValueError, match=words):
     figures.attention_maps([sample()], tmp_path / "a.png", True)
   assert not list(tmp_path.iterdir())
+
+
+def setting(at, *finals, level=2.0, n=3):
+  runs = [[[i * 10, f * 2**-i] for i in range(n)] for f in finals]
+  found = {"at": at, "runs": runs, "final": list(finals), "level": level}
+  return found | {"metric": "val/nll"}
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    # By setting: one diverged, one with runs of two lengths, one without runs.
+    [
+      setting({"cell.name": "lstm", "keep.steps": None}, 1e-4, math.nan),
+      setting({"cell.name": "gru", "keep.steps": 9.0}, 1.9, 2.0)
+      | {"runs": [[[0, 2.0]], [[0, 2.0], [10, 1.0]]]},
+      {"at": {"cell.name": "rnn", "keep.steps": None}, "runs": [], "final": []},
+    ],
+    # Against a number, over three decades.
+    [setting({"opt.lr": lr}, 1.0, 0.5, level=None) for lr in (1e-4, 1e-2, 1.0)],
+    [setting({}, 0.3)],
+  ],
+)
+def test_a_sweep(settings, tmp_path):
+  path = figures.sweep(settings, tmp_path / "new" / "sweep.png")
+  assert is_png(path)
+
+
+def test_a_sweep_without_a_run_has_no_figure(tmp_path):
+  empty = {"at": {}, "runs": [], "final": []}
+  with pytest.raises(ValueError, match="needs a run that is done"):
+    figures.sweep([empty], tmp_path / "sweep.png")
+
+
+def test_what_tells_the_settings_of_a_sweep_apart():
+  lstm = {"at": {"cell.name": "lstm", "task.lag": 9, "keep.steps": None}}
+  gru = {"at": {"cell.name": "gru", "task.lag": 9, "keep.steps": 5.0}}
+  labels = [figures._label(one["at"], [lstm, gru]) for one in (lstm, gru)]
+  assert labels == ["lstm", "gru, steps 5.0"]
