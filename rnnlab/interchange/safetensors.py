@@ -90,10 +90,12 @@ def _read(raw):
     if kind not in TYPES:
       raise ValueError(f"{name} is of {kind!r}; known are {[*TYPES]}")
     dtype = np.dtype(TYPES[kind]).newbyteorder("<")
-    if first != end or last - first != math.prod(shape) * dtype.itemsize:
+    size = math.prod(shape) * dtype.itemsize
+    whole = last <= len(data) and min(shape, default=0) >= 0
+    if not whole or (first, last) != (end, end + size):
       raise ValueError(
-        f"{name} of {kind}, shape {shape}, lies at {first} .. {last}, after "
-        f"data that end at {end}"
+        f"{name} of {kind}, shape {shape}, lies at {first} .. {last}; its data "
+        f"begin at {end}, and all end at {len(data)}"
       )
     found = np.frombuffer(data[first:last], dtype)
     arrays[name] = found.reshape(shape).astype(TYPES[kind])
