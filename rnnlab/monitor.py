@@ -51,7 +51,8 @@ def measure(task, params, batch) -> dict:
 
 
 def _measure(read):
-  followed = path.follow(read)
+  trace = read.trace()
+  followed = path.follow(read, trace)
   real_TB = followed.steps.real_B
   log_TB = products.log_gradients(followed)
   norm_TB = jnp.linalg.norm(followed.steps.state_NB, axis=1)
@@ -63,7 +64,7 @@ def _measure(read):
     "gradient": {
       str(2**i): log_TB[2**i - 1] for i in range(len(log_TB).bit_length())
     },
-    "gates": retention.measure(read),
+    "gates": retention.measure(read, trace),
     "activity": activity,
     "norm": jnp.sum(norm_TB) / jnp.sum(real_TB),
     "norm_max": jnp.max(norm_TB),
