@@ -47,8 +47,9 @@ def load(path, cell: dict | None = None, prefix: str = "") -> Layers:
 
   cell: what the file does not say. One that `save` wrote says all; of any other
   the arrays are taken for PyTorch's, and cell has to hold its "name" and, of an
-  rnn, the "activation"; other settings of the cell may join. prefix: of the
-  names in a model's file ("encoder.rnn."): the others are left alone.
+  rnn, the "activation"; other settings of the cell may join, and None is none.
+  prefix: of the names in a model's file ("encoder.rnn."): the others are left
+  alone.
 
   Float16 and bfloat16 become float32, exactly. Raises ValueError with the path
   and the name for what is missing, left over, of another type or shape, and
@@ -61,7 +62,8 @@ def load(path, cell: dict | None = None, prefix: str = "") -> Layers:
     if name.startswith(prefix)
   }
   try:
-    return _layers(arrays, metadata, cell or {})
+    given = {k: v for k, v in (cell or {}).items() if v is not None}
+    return _layers(arrays, metadata, given)
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 
@@ -77,9 +79,8 @@ def save(path, layers: Layers) -> None:
   known = _known(layers.cell)
   convention, arrays = interchange.PYTORCH[known["name"]], {}
   for layer, own in enumerate(layers.params):
-    if {*own} not in ({"forward"}, {*SUFFIXES}) or {*own} != {
-      *layers.params[0]
-    }:
+    alike = {*own} == {*layers.params[0]}
+    if not alike or {*own} not in ({"forward"}, {*SUFFIXES}):
       raise ValueError(
         "PyTorch's layers all read forward, or all both ways; layer "
         f"{layer} has {sorted(own)}"
