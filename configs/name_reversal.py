@@ -96,6 +96,7 @@ def get_config(arg=None):
       max_skips=10,
       accumulate=1,  # batches in one update
       evaluate=unset(str),  # "raw" or "average"; None: that, if it is kept
+      monitor=unset(int),  # steps between looks at the recurrences
       data_parallel=1,  # devices that share each batch; 0: all there are
     ),
   )

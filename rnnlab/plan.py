@@ -18,7 +18,8 @@ class Plan:
   beyond rounding. accumulate: batches in one update, which learns from all of
   them as from one large batch. evaluate: "raw" or, with opt.average, the
   "average" parameters, None for these where they are kept; it is what the
-  commands read, too.
+  commands read, too. monitor: every so many steps a row also says what the
+  recurrences are like; a multiple of log_every, None for never.
   """
 
   steps: int | None = None
@@ -34,6 +35,7 @@ class Plan:
   data_parallel: int = 1
   accumulate: int = 1
   evaluate: str | None = None
+  monitor: int | None = None
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
@@ -45,6 +47,11 @@ class Plan:
           )
       elif value is not None and not (value > 0 or all_devices):
         raise ValueError(f"train.{name} must be > 0, not {value}")
+    if self.monitor and self.monitor % self.log_every:
+      raise ValueError(
+        f"train.monitor={self.monitor} has to be a multiple of "
+        f"train.log_every={self.log_every}, since it fills rows of the log"
+      )
     if self.steps is self.epochs is self.seconds is None:
       raise ValueError(
         "train.steps, train.epochs or train.seconds has to be set"

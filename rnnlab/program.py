@@ -21,14 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rnnlab import parallel, strict_json
+from rnnlab import monitor, parallel, strict_json
 from rnnlab.update import counted, evaluate, init_state, make_train_steps
 
-# Settings that no compiled program knows of: init alone reads them, or they are
-# data to it, as the optimiser's numbers are.
+# Settings that no compiled program knows of: init alone reads them, they are
+# data to it, as the optimiser's numbers are, or say when one is called.
 DATA = (
   "seed",
   "task.seed",
+  "train.monitor",
   "model.*cell.keep.*",
   "model.*cell.recurrent",
   "model.*cell.scale",
@@ -58,6 +59,13 @@ class Report(NamedTuple):
   batches: Any
 
 
+class Watch(NamedTuple):
+  """Asks for what `monitor.measure` finds."""
+
+  params: Any
+  batch: Any
+
+
 class Program:
   """The calls of one kind of run; each compiles when it is first used."""
 
@@ -67,6 +75,8 @@ class Program:
     self._report = task.report
     self.train_steps = self._counted("train_steps", self._steps, donated=0)
     self.report = self._counted("report", self._report)
+    watch = functools.partial(monitor.measure, task)
+    self.watch = self._counted("monitor", watch)
     self._abreast = {}
 
   def _counted(self, name, function, donated=()):
@@ -195,6 +205,8 @@ def alone(run, program: Program):
 def _answer(ask, program):
   if isinstance(ask, Report):
     return evaluate(program.report, *ask)
+  if isinstance(ask, Watch):
+    return program.watch(*ask)
   ask = ask._replace(stop=np.int32(ask.stop), elapsed=np.float32(ask.elapsed))
   return program.train_steps(*ask)
 
@@ -225,7 +237,10 @@ def abreast(runs, program: Program, same_batches: bool) -> list:
   resting = {}
   while asks:
     reports = {m: ask for m, ask in asks.items() if isinstance(ask, Report)}
-    if reports:
+    watches = {m: ask for m, ask in asks.items() if isinstance(ask, Watch)}
+    if watches:
+      answers = {m: _answer(ask, program) for m, ask in watches.items()}
+    elif reports:
       answers = _reports(reports, members, program, same_batches)
     else:
       resting |= asks

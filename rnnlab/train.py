@@ -23,6 +23,7 @@ import optax
 from rnnlab import (
   checkpoint,
   metrics,
+  monitor,
   optim,
   parallel,
   rundir,
@@ -33,9 +34,9 @@ from rnnlab import (
 from rnnlab.data import batching
 from rnnlab.feed import Feed
 from rnnlab.plan import History, Plan
-from rnnlab.program import Report, Shared, Step, abreast, alone
+from rnnlab.program import Report, Shared, Step, Watch, abreast, alone
 from rnnlab.progress import Progress
-from rnnlab.update import accumulating
+from rnnlab.update import accumulating, init_state
 
 
 def train(
@@ -163,7 +164,9 @@ class Run:
     # By shapes alone: what the model refuses, it refuses here.
     made = self.config, task, self.optimizer, self.mesh
     self.init = shared.init(*made)
-    self.like = self.init.eval_shape(self.key)
+    # By a function that says nothing of devices: a checkpoint is read on one.
+    first = functools.partial(init_state, task, self.optimizer)
+    self.like = jax.eval_shape(first, self.key)
     self.program = shared.program(*made)
     self.feed = Feed(task, self.mesh, plan.updates_per_call, self.end)
     self.step, self.history, self.pending = 0, History(), None
@@ -174,6 +177,8 @@ class Run:
         f"train.patience={plan.patience} waits for validation, but the "
         "validation split is empty"
       )
+    if plan.monitor:
+      self.watched = monitor.batch(task, self.like.params)
     if any(leaf.ndim for leaf in jax.tree.leaves(self.like.carry)):
       self._check_rows()
 
@@ -364,7 +369,7 @@ class Run:
       self._settle()
       # The last row of a run waits for its evaluation: a step, a row.
       if self.step % plan.log_every == 0 and not why_end:
-        self._row({})
+        self._row({}, (yield from self._watch()))
     if saves or self.history.best_step != best:
       self._save()
     return validates
@@ -400,7 +405,14 @@ class Run:
         f"parameters from before, saved in {self.directory.checkpoints}"
       )
 
-  def _row(self, validation):
+  def _watch(self):
+    """What the monitor sees, where it is due: figures of a row."""
+    if not self.plan.monitor or self.step % self.plan.monitor:
+      return {}
+    found = yield Watch(self.state.params, self.watched)
+    return monitor.row(found)
+
+  def _row(self, validation, watched=None):
     """Writes the window as a row of metrics.jsonl and empties it."""
     window, self.history.window = self.history.window, {}
     row = {"step": self.step}
@@ -410,7 +422,7 @@ class Run:
         name = name if name == "grad_norm" else f"train/{name}"
         row[name] = total / count
     row |= {name: window[name] for name in ("lr", "skipped") if name in window}
-    row |= validation
+    row |= validation | (watched or {})
     metric, unit = self.task.metric, self.task.unit
     speed = sums.get(metric, (0, 0))[1] / max(self.read - self.mark, 1e-9)
     self.mark = time.monotonic()
@@ -443,7 +455,7 @@ class Run:
     elif self.step:
       history.worse += 1
     history.slowest = max(history.slowest, time.monotonic() - began)
-    self._row(values)
+    self._row(values, (yield from self._watch()))
 
   def _save(self):
     self.history.elapsed = self._elapsed()

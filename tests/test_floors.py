@@ -13,7 +13,7 @@ FLOORS = {
   **dict.fromkeys("scan layers attention sampling".split(), 0),
   **dict.fromkeys("models analysis flax_modules".split(), 1),
   **dict.fromkeys("tasks data optim".split(), 2),
-  **dict.fromkeys("plan update feed program train trained".split(), 3),
+  **dict.fromkeys("plan update feed program monitor train trained".split(), 3),
   **dict.fromkeys("sweep checkpoint".split(), 3),
   **dict.fromkeys("rundir strict_json progress cli figures".split(), 3),
   **dict.fromkeys("instruments ledger parallel interchange written".split(), 3),

@@ -3,66 +3,51 @@
 import jax
 import numpy as np
 import pytest
-from conftest import draw
-from flax import linen
+from conftest import assert_close, draw
+from flax import linen, nnx
 
-from rnnlab import cells, interchange, scan
-from rnnlab.interchange import PYTORCH, Convention
+from rnnlab import cells, interchange, layers, scan
+from rnnlab.interchange import PYTORCH, flax_cells, pytorch_files, safetensors
 
 H, D, B, T = 6, 4, 3, 9
 X_BTD = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
 
-# Linen keeps one Dense a gate: its names from the input and from the state, in
-# the order of the convention beside them.
-LINEN = {
-  "rnn": (linen.SimpleCell, [("i", "h")], PYTORCH["rnn"]),
-  "gru": (
-    linen.GRUCell,
-    [("ir", "hr"), ("iz", "hz"), ("in", "hn")],
-    PYTORCH["gru"],
-  ),
-  "lstm": (
-    linen.LSTMCell,
-    [(f"i{g}", f"h{g}") for g in "ifgo"],
-    PYTORCH["lstm"],
-  ),
-  "lstm-optimized": (
-    linen.OptimizedLSTMCell,
-    [(f"i{g}", f"h{g}") for g in "gofi"],
-    Convention("qofi"),
-  ),
-}
+
+def flax_layer(which):
+  """(shapes of one of Flax's cells, (its parameters) -> carry, outputs)."""
+  side, name = which.split(".")
+  if side == "linen":
+    network = linen.RNN(getattr(linen, name)(H), return_carry=True)
+    variables = jax.eval_shape(network.init, jax.random.key(0), X_BTD)
+    ((inside, tree),) = variables["params"].items()
+    return tree, lambda p: network.apply({"params": {inside: p}}, X_BTD)
+  rngs = nnx.Rngs(0)
+  cell = getattr(nnx, name)(D, H, rngs=rngs)
+
+  def run(params):
+    nnx.update(cell, params)
+    return nnx.RNN(cell, return_carry=True, rngs=rngs)(X_BTD)
+
+  return nnx.to_pure_dict(nnx.state(cell, nnx.Param)), run
 
 
-def packed(dense, names):
-  """Kernels as rows, and the biases, of Linen's layers, one below the other."""
-  kernels = [dense[name]["kernel"].T for name in names]
-  biases = [dense[name].get("bias", np.zeros(H)) for name in names]
-  return np.concatenate(kernels), np.concatenate(biases)
-
-
-@pytest.mark.parametrize("which", LINEN)
-def test_linen(which):
-  linen_cell, gates, convention = LINEN[which]
-  network = linen.RNN(linen_cell(H), return_carry=True)
-  shapes = network.init(jax.random.key(0), X_BTD)
+@pytest.mark.parametrize("which", flax_cells.FORMS)
+def test_flax(which):
+  shapes, run = flax_layer(which)
   rng = np.random.default_rng(1)
-  variables = jax.tree.map(
+  theirs = jax.tree.map(
     lambda a: rng.normal(size=a.shape, scale=0.4).astype(np.float32), shapes
   )
-  carry, h_BTH = network.apply(variables, X_BTD)
-  (dense,) = variables["params"].values()
-  arrays = {}
-  for side, names in zip(("ih", "hh"), zip(*gates, strict=True), strict=True):
-    arrays[f"weight_{side}"], arrays[f"bias_{side}"] = packed(dense, names)
-  name = which.split("-")[0]
-  params = interchange.from_packed(name, arrays, convention, convention.reset)
-  last, ours_BTH = scan.unroll(cells.make(name, hidden=H), params, X_BTD)
+  carry, h_BTH = run(theirs)
+  params = flax_cells.from_flax(which, theirs)
+  settings = {"name": flax_cells.FORMS[which].cell, "hidden": H}
+  last, ours_BTH = scan.unroll(cells.make(**settings), params, X_BTD)
   np.testing.assert_allclose(ours_BTH, h_BTH, atol=1e-5)
-  if name == "lstm":
-    carry = carry[::-1]  # Linen's pair is (c, h).
+  if settings["name"] == "lstm":
+    carry = carry[::-1]  # Flax's pair is (c, h).
   for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(carry), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
+  assert_close(flax_cells.to_flax(which, settings, params), theirs, atol=0)
 
 
 @pytest.mark.parametrize("name", PYTORCH)
@@ -94,3 +79,32 @@ def test_pytorch(name, bias):
     {f"{key}_l0": torch.from_numpy(a) for key, a in exported.items()}
   )
   agree(params)
+
+
+@pytest.mark.parametrize("name", PYTORCH)
+def test_pytorch_reads_what_it_wrote(name, tmp_path):
+  reason = "PyTorch is no dependency, only an oracle where it is installed"
+  torch = pytest.importorskip("torch", reason=reason)
+  given = {"name": name} | ({"activation": "relu"} if name == "rnn" else {})
+  options = {"nonlinearity": "relu"} if name == "rnn" else {}
+
+  def made():
+    layer = getattr(torch.nn, name.upper())
+    return layer(
+      D, H, 2, batch_first=True, bidirectional=True, **options
+    ).eval()
+
+  def outputs(layer):
+    with torch.no_grad():
+      return layer(torch.from_numpy(X_BTD))[0].numpy()
+
+  layer, there, back = made(), tmp_path / "there", tmp_path / "back"
+  arrays = {k: a.numpy() for k, a in layer.state_dict().items()}
+  safetensors.write(there, arrays, {"format": "pt"})
+  read = pytorch_files.load(there, given)
+  _, h_BTH = layers.unroll_directions(read.stack(), read.params, X_BTD)
+  np.testing.assert_allclose(h_BTH, outputs(layer), atol=1e-6)
+  pytorch_files.save(back, read)
+  other, (arrays, _) = made(), safetensors.read(back)
+  other.load_state_dict({k: torch.from_numpy(a) for k, a in arrays.items()})
+  np.testing.assert_allclose(outputs(other), outputs(layer), atol=1e-6)

@@ -45,9 +45,9 @@ class Path(NamedTuple):
     return jax.tree.map(lambda x: x[t], self.steps)
 
 
-def follow(recurrence) -> Path:
-  """The path that a `layers.Recurrence` takes."""
-  r, trace = recurrence, recurrence.trace()
+def follow(recurrence, trace=None) -> Path:
+  """The path that a `layers.Recurrence` takes; trace: its own, if at hand."""
+  r, trace = recurrence, trace or recurrence.trace()
   T, _, B = jax.tree.leaves(trace.entries)[0].shape
   like = jax.tree.map(lambda e: e[0], trace.entries)
   mask_TB = jnp.ones((T, B), bool) if r.mask_BT is None else r.mask_BT.T

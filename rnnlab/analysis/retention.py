@@ -22,17 +22,18 @@ from rnnlab.metrics import Mean
 LARGE = 10.0
 
 
-def measure(recurrence) -> dict[str, dict[str, Mean]]:
+def measure(recurrence, trace=None) -> dict[str, dict[str, Mean]]:
   """Sums over all real steps, by gate and measure: a Mean of arrays of H units.
 
   zero, one: how often the sigmoid is exactly that in the precision of the run;
   large: how often |logit| > LARGE; slope; and log_keep for the gate of the
   direct path. Add them up over batches with `add`. {} where nothing is gated.
+  trace: the recurrence's own, if at hand.
   """
   cell = recurrence.cell
   if cell.gates is None:
     return {}
-  trace = recurrence.trace()
+  trace = trace or recurrence.trace()
   gates = jax.vmap(cell.gates)(trace.activations)
   return {
     name: _sums(logits_THB, keep_logits(name, logits_THB), recurrence.mask_BT)

@@ -2,7 +2,8 @@
 
 Nothing in a packed array shows the order of its gates, which side its update
 gate keeps or where its reset gate acts. So a `Convention` says it, and what
-cannot be converted exactly is refused.
+cannot be converted exactly is refused. Here are the arrays of one layer;
+`pytorch_files` has whole layers in files, `flax_cells` Flax's own cells.
 """
 
 from typing import NamedTuple
