@@ -27,7 +27,7 @@ SETTINGS = {
   "opt.warmup": 0,
   "train.epochs": 1000,  # not the file's, which would end it sooner
 }
-STEP = {"train.log_every": 1, "train.eval_every": 5, "train.save_every": 100}
+STEP = {"train.log_every": 1, "train.eval_every": 1, "train.save_every": 100}
 CALL = {f"train.{name}_every": 4 for name in ("log", "eval", "save")}
 
 pytestmark = pytest.mark.slow

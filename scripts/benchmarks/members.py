@@ -45,12 +45,12 @@ def measure(how, say) -> dict:
   where a command fails or the sweep compiled more than one program.
   """
   seconds = {"sweep": [], "processes": []}
-  for i in range(max(2, how.rounds // 4)):
-    for way in sorted(seconds, reverse=bool(i % 2)):
-      with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        WAYS[way](pathlib.Path(folder), how)
-        seconds[way].append(time.monotonic() - began)
+  before = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, how.cores)  # which the commands inherit
+  try:
+    _interleaved(how, seconds)
+  finally:
+    os.sched_setaffinity(0, before)
   medians = {way: float(np.median(each)) for way, each in seconds.items()}
   ratio = medians["sweep"] / medians["processes"]
   say(
@@ -60,24 +60,33 @@ def measure(how, say) -> dict:
   return {"title": TITLE, "seconds": seconds, "ratio": ratio}
 
 
-def _sweep(folder, how):
+def _interleaved(how, seconds):
+  for i in range(max(2, how.rounds // 4)):
+    for way in sorted(seconds, reverse=bool(i % 2)):
+      with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        WAYS[way](pathlib.Path(folder))
+        seconds[way].append(time.monotonic() - began)
+
+
+def _sweep(folder):
   (folder / "experiment.py").write_text(EXPERIMENT, encoding="utf-8")
-  record = _command(folder, how, "sweep", "experiment.py", "sweep")
+  record = _command(folder, "sweep", "experiment.py", "sweep")
   compilations = {"train_steps": 1, "report": 1}
   if record["compilations"] != [compilations]:
     raise RuntimeError(f"the sweep compiled {record['compilations']}")
 
 
-def _processes(folder, how):
+def _processes(folder):
   for i in range(8):
     lr, seed = f"--config.opt.lr={RATES[i // 2]}", f"--config.seed={i % 2}"
-    _command(folder, how, "train", f"{CONFIG}:notebook", str(i), lr, seed)
+    _command(folder, "train", f"{CONFIG}:notebook", str(i), lr, seed)
 
 
 WAYS = {"sweep": _sweep, "processes": _processes}
 
 
-def _command(folder, how, script, config, workdir, *flags):
+def _command(folder, script, config, workdir, *flags):
   settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
   done = subprocess.run(
     [
@@ -86,7 +95,6 @@ def _command(folder, how, script, config, workdir, *flags):
     ],
     cwd=folder,
     env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
-    preexec_fn=lambda: os.sched_setaffinity(0, how.cores),
     capture_output=True,
     text=True,
   )
