@@ -51,6 +51,18 @@ VARIANTS = {
 }
 
 
+# Stand for themselves in an exhaustive run alone: what sets them apart (an
+# activation, a gate fewer) has tests of its own.
+RARE = "rnn-relu", "ugrnn"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  for item in items:
+    if item.get_closest_marker("exhaustive"):
+      item.add_marker(pytest.mark.slow)
+
+
 def all_cells(*takes):
   """Settings of every cell in rnnlab/cells whose `make` takes these names.
 
@@ -65,12 +77,10 @@ def all_cells(*takes):
     known = inspect.signature(module.make).parameters
     for variant in VARIANTS.get(path.stem, [{}]):
       if all(name in known for name in takes):
-        found.append(
-          pytest.param(
-            {"name": path.stem, **variant},
-            id="-".join([path.stem, *variant.values()]),
-          )
-        )
+        name = "-".join([path.stem, *variant.values()])
+        marks = [pytest.mark.exhaustive] if name in RARE else []
+        settings = {"name": path.stem, **variant}
+        found.append(pytest.param(settings, id=name, marks=marks))
   return found
 
 
@@ -84,7 +94,7 @@ def slow_but(quick, found):
     pytest.param(
       *each.values,
       id=each.id,
-      marks=[] if each.id in quick else [pytest.mark.slow],
+      marks=[*each.marks, *([] if each.id in quick else [pytest.mark.slow])],
     )
     for each in found
   ]

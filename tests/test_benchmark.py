@@ -88,7 +88,7 @@ def test_the_share_of_the_peak_counts_the_products_that_are_done(
   assert peak.flops(work) == flops(jax.make_jaxpr(function)(params).jaxpr)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_is_measured_from_start_to_end(benchmarks, monkeypatch):
   members = importlib.import_module("benchmarks.members")
   timing = importlib.import_module("benchmarks.timing")

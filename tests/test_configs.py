@@ -43,7 +43,7 @@ def variants():
       path,
       variant,
       id=f"{path.stem}:{variant}".rstrip(":"),
-      marks=[pytest.mark.slow] if variant else [],
+      marks=[pytest.mark.exhaustive] if variant else [],
     )
     for path, variant in found
   ]

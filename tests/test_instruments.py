@@ -168,9 +168,14 @@ def test_the_command_prints_tables_and_draws(run, tmp_path):
   assert found["retention"] == json.loads(json.dumps(expected))
   assert (tmp_path / "r.png").exists()
   assert len(one.stdout.splitlines()) == 1 + 6 + 1
+  bad = commands.run(*base, "--what=retension")
+  assert bad.returncode == 1 and b"retension" in bad.stderr
+
+
+@pytest.mark.exhaustive
+def test_the_command_measures_all_there_is(run, tmp_path):
+  base = "scripts/analyze.py", f"--workdir={run[0]}", "--first=3"
   everything = commands.run(*base, "--what=all", f"--figure={tmp_path}/all")
   assert set(record(everything)) == {*instruments.ALL, "step", "split"}
   drawn = {path.name for path in (tmp_path / "all").iterdir()}
   assert drawn == {f"{what}.png" for what in instruments.ALL}
-  bad = commands.run(*base, "--what=retension")
-  assert bad.returncode == 1 and b"retension" in bad.stderr

@@ -112,7 +112,7 @@ def test_the_curves_of_the_figure():
     np.testing.assert_allclose(curve, factor ** np.arange(51), rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_shows_all_rows_and_draws(tmp_path):
   done = command("scripts/ledger.py", f"--figure={tmp_path}/figure2.png")
   found = record(done)

@@ -203,6 +203,7 @@ def test_a_batch_without_a_supervised_position_counts_nothing(task):
   assert all((np.asarray(g) == 0).all() for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.exhaustive
 def test_nothing_predicts_random_letters(task):
   rng = np.random.default_rng(0)
   words = {"".join(rng.choice(list("abcd"), 5)): None for _ in range(600)}

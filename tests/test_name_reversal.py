@@ -219,6 +219,7 @@ def test_on_its_own_choices_both_nlls_are_the_same(tmp_path):
     assert math.isclose(forced.total, -sum(drawn), rel_tol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_predicting_the_next_symbol_does_not_establish_an_answer(tmp_path):
   # Nothing tells which letter comes first; after it, everything is certain.
   lines = ["x\taaaa", "x\tbbbb"] * 8
@@ -240,7 +241,7 @@ def test_predicting_the_next_symbol_does_not_establish_an_answer(tmp_path):
 # End to end
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_on_two_columns_compiles_once_a_shape(tmp_path):
   words = reversing.words(60, longest=9)
   lines = [f"{w}\t{w.upper()}!" for w in words]

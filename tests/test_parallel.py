@@ -180,7 +180,14 @@ def run(task, devices, updates=3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["name_lm", "name_reversal", "carried"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param("name_lm", marks=pytest.mark.exhaustive),
+    pytest.param("name_reversal", marks=pytest.mark.exhaustive),
+    "carried",
+  ],
+)
 def test_updates_and_evaluation_of_every_kind(tmp_path, name):
   task = make(name, tmp_path)
   out, sums, _ = run(task, 1)

@@ -138,6 +138,7 @@ def test_a_run_goes_on_from_anywhere_to_anywhere(tmp_path):
   np.testing.assert_allclose(both["nll"], alone["nll"], rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_one_of_two_is_killed_and_both_start_again(tmp_path):
   how = {"processes": 2, "train.steps": 32, "train.steps_per_call": 4}
   record(train(tmp_path, "straight", 4, **how, **CALL))

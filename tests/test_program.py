@@ -140,7 +140,9 @@ def test_a_clock_cannot_be_shared(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize(
+  "together", [pytest.param(1, marks=pytest.mark.exhaustive), 2]
+)
 def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
   tmp_path, single, together
 ):
