@@ -155,10 +155,12 @@ def _calls(points, together):
   """The numbers of the points that are trained at once, call by call."""
   if together == 1:
     return [[i] for i in range(len(points))]
-  kinds = {}
+  kinds, calls = {}, []
   for i, point in enumerate(points):
-    kinds.setdefault(program.kind(point.config), []).append(i)
-  calls = []
+    if point.config["train"].get("seconds"):
+      calls.append([i])  # a budget of its own
+    else:
+      kinds.setdefault(program.kind(point.config), []).append(i)
   for members in kinds.values():
     # Of one size where they divide: as many members, so many programs.
     n = -(-len(members) // together)
@@ -235,8 +237,9 @@ def _figures(record, config, workdir, paddings, half_lives, shared, meters):
       found[column] = mean.value(column)
   if EXACT in found and paddings:
     found[WORST] = min(v for name, v in found.items() if name.startswith(EXACT))
-  if half_lives:
-    meter = meters.setdefault(kind, retention.meter(loaded.task))
+  if half_lives and loaded.task.recurrences:
+    data = strict_json.dumps(config["task"])
+    meter = meters.setdefault((kind, data), retention.meter(loaded.task))
     for when, params in (("start", loaded.initial()), ("end", loaded.params)):
       for gate, read in meter(params, "validation").items():
         if (median := retention.half_life(read)) is not None:

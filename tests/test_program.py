@@ -170,6 +170,18 @@ def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
     assert row["final/val/nll"] == pytest.approx(record["val/nll"], rel=1e-5)
 
 
+def test_what_is_trained_at_once_shares_a_program_and_no_clock(tmp_path):
+  changes = [{}, {"seed": 1}, {"train.seconds": 9.0}, {"seed": 2}]
+  changes += [{"model.hidden": 3}, {"seed": 3}, {"seed": 4}]
+  points = [
+    sweep.Point(str(i), {}, config(tmp_path, **change))
+    for i, change in enumerate(changes)
+  ]
+  assert sweep._calls(points, 1) == [[i] for i in range(7)]
+  assert sweep._calls(points, 16) == [[2], [0, 1, 3, 5, 6], [4]]
+  assert sweep._calls(points, 4) == [[2], [0, 1], [3, 5, 6], [4]]
+
+
 def test_shares_are_all_of_the_points_once():
   for n in (1, 5, 36):
     for count in (1, 2, 7):
