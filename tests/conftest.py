@@ -84,17 +84,20 @@ def all_cells(*takes):
   return found
 
 
-def slow_but(quick, found):
-  """The same parameters, all marked slow but those with the ids `quick`.
+def exhaustive_but(quick, found):
+  """The same parameters, all marked exhaustive but those with the ids `quick`.
 
-  For laws of long compilations, of which a quick run of the tests wants one.
+  For laws of long compilations, of which a run of the tests wants one.
   """
   assert set(quick) <= {each.id for each in found}
   return [
     pytest.param(
       *each.values,
       id=each.id,
-      marks=[*each.marks, *([] if each.id in quick else [pytest.mark.slow])],
+      marks=[
+        *each.marks,
+        *([] if each.id in quick else [pytest.mark.exhaustive]),
+      ],
     )
     for each in found
   ]

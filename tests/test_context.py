@@ -9,7 +9,7 @@ import pytest
 import remembering
 import reversing
 import tiny
-from conftest import slow_but
+from conftest import exhaustive_but
 from test_tagger import WIRINGS, V, drawn, make
 
 from rnnlab import instruments, tasks, trained
@@ -123,7 +123,7 @@ def test_a_declared_context_in_words_and_steps():
 
 @pytest.mark.parametrize(
   "settings",
-  slow_but(
+  exhaustive_but(
     ["lookahead"],
     [pytest.param(WIRINGS[n], id=n) for n in ("lookahead", "alternating")],
   ),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import all_cells, assert_close, slow_but
+from conftest import all_cells, assert_close, exhaustive_but
 from test_retention import drawn
 
 from rnnlab import cells, layers, scan
@@ -35,7 +35,9 @@ def test_a_bistable_unit_rests_at_three_places(x64):
   assert np.abs(values.imag).max() == 0
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells("keep")))
+@pytest.mark.parametrize(
+  "settings", exhaustive_but(["lstm"], all_cells("keep"))
+)
 def test_gates_that_read_no_state_rest_where_the_candidate_is(settings, x64):
   """And what is displaced comes back by the keep gate's share a step."""
   cell = cells.make(hidden=H, **settings)
@@ -63,7 +65,9 @@ def test_gates_that_read_no_state_rest_where_the_candidate_is(settings, x64):
   assert_close(values, np.sort(keep), atol=1e-9)
 
 
-@pytest.mark.parametrize("settings", slow_but(["gru-before"], all_cells()))
+@pytest.mark.parametrize(
+  "settings", exhaustive_but(["gru-before"], all_cells())
+)
 def test_points_are_as_slow_as_they_say(settings, x64):
   cell = cells.make(hidden=H, **settings)
   params = drawn(lambda key: cell.init(key, D))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import all_cells, assert_close, slow_but
+from conftest import all_cells, assert_close, exhaustive_but
 from flax import linen, nnx
 
 from rnnlab import cells, layers, scan
@@ -101,7 +101,7 @@ def plain_step(cell):
   return params, *descended(plain, params)
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells()))
+@pytest.mark.parametrize("settings", exhaustive_but(["lstm"], all_cells()))
 def test_a_step_of_a_linen_model(settings, functional):
   cell, params, value, new = functional(settings)
   model = LinenModel(cell)
@@ -109,7 +109,7 @@ def test_a_step_of_a_linen_model(settings, functional):
   assert_close(found, (value, new), atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells()))
+@pytest.mark.parametrize("settings", exhaustive_but(["lstm"], all_cells()))
 def test_a_step_of_an_nnx_model(settings, functional):
   cell, params, value, new = functional(settings)
   model = NNXModel(cell, nnx.Rngs(0))

@@ -199,6 +199,7 @@ def test_rows_and_steps_are_drawn_independently():
   np.testing.assert_array_equal(alone_BU, texts_BU[:1])
 
 
+@pytest.mark.exhaustive
 def test_going_on_from_the_cursor_is_not_having_stopped():
   model = make({"name": "lstm"}, layers=2)
   params = drawn(model)

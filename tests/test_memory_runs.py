@@ -21,7 +21,7 @@ def without_speed(rows):
   ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["copying", "adding"])
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(name, tmp_path):
   settings, metric = config(name), make(name).metric

@@ -98,7 +98,7 @@ def test_the_report_does_not_depend_on_how_the_examples_are_cut(
     assert_same(totals(task, params, size=size, extra=extra), want)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wiring", ["bahdanau", "feeding", "fixed"])
 def test_the_report_is_exact_in_every_wiring(wiring, tmp_path):
   words, model = reversing.words(12), WIRINGS[wiring]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reversing
 import tiny
-from conftest import all_cells, assert_close, rows, slow_but
+from conftest import all_cells, assert_close, exhaustive_but, rows
 
 from rnnlab import cells, layers, scan
 from rnnlab.analysis import retention
@@ -60,7 +60,9 @@ def summary(*recurrences):
   return retention.summary(sums)
 
 
-@pytest.mark.parametrize("settings", slow_but(["gru-before"], all_cells()))
+@pytest.mark.parametrize(
+  "settings", exhaustive_but(["gru-before"], all_cells())
+)
 def test_a_trace_is_the_run_and_every_step_can_be_taken_again(settings, x64):
   r = recurrence(settings, mask_BT=MASK_BT, reset_BT=RESET_BT)
   flags = {"mask_BT": MASK_BT, "reset_BT": RESET_BT}
@@ -196,7 +198,9 @@ def test_measures_are_those_of_the_written_loop(x64):
   np.testing.assert_allclose(found["slope_H"], slope_H, rtol=1e-12)
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells("keep")))
+@pytest.mark.parametrize(
+  "settings", exhaustive_but(["lstm"], all_cells("keep"))
+)
 def test_a_half_life_of_69_measures_69_on_zero_input(settings):
   keep = {"kind": "half_life", "steps": 69.0}
   cell = cells.make(hidden=8, keep=keep, recurrent="uniform", **settings)
@@ -271,7 +275,9 @@ WIRINGS = {
 
 @pytest.mark.parametrize(
   "wiring",
-  slow_but(["bahdanau"], [pytest.param(name, id=name) for name in WIRINGS]),
+  exhaustive_but(
+    ["bahdanau"], [pytest.param(name, id=name) for name in WIRINGS]
+  ),
 )
 def test_the_recurrences_of_an_encoder_decoder(wiring, tmp_path):
   model = WIRINGS[wiring]

@@ -66,7 +66,7 @@ def grads(task):
 # The eight combinations
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "off", [off for n in range(4) for off in itertools.combinations(MASKS, n)]
 )
@@ -158,6 +158,7 @@ def test_the_loss_is_that_of_the_examples_one_by_one(task):
   assert math.isclose(sums.total, sum(o.total for o in ones), rel_tol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_zero_pad_embedding_does_not_stop_the_update(task, spied):
   for off in ((), ("length_handling",)):
     made = task(*off)

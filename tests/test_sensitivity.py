@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import all_cells, assert_close, rows, slow_but
+from conftest import all_cells, assert_close, exhaustive_but, rows
 from test_retention import drawn
 
 from rnnlab import cells, layers, scan
@@ -25,7 +25,7 @@ RESET_BT = np.array(
 REACHING = [[2, 3, 4, 5], [0, 1, 2], [3, 4]]
 
 
-CELLS = slow_but(["gru-before"], all_cells())
+CELLS = exhaustive_but(["gru-before"], all_cells())
 
 
 def recurrence(settings, **fields):
@@ -100,7 +100,7 @@ def on_paper(settings, params, carry, u_G):
 
 
 @pytest.mark.parametrize(
-  "settings", slow_but(["gru-before", "lstm"], all_cells())
+  "settings", exhaustive_but(["gru-before", "lstm"], all_cells())
 )
 def test_jacobians_by_paper_by_autodiff_and_term_by_term(settings, x64):
   r = recurrence(settings)

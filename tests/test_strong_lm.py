@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import all_cells, assert_close, draw, rows, slow_but
+from conftest import all_cells, assert_close, draw, exhaustive_but, rows
 
 from rnnlab import cells, layers, nn, scan
 from rnnlab.models import drops, lm
@@ -31,7 +31,8 @@ def tokens(*shape):
 
 @pytest.mark.parametrize(
   "settings",
-  slow_but(["lstm"], all_cells()) + [{"name": "lstm", "dtype": "bfloat16"}],
+  exhaustive_but(["lstm"], all_cells())
+  + [{"name": "lstm", "dtype": "bfloat16"}],
 )
 def test_joined_layers_are_one_cell_too(settings):
   stack = [cells.make(hidden=H, **settings) for _ in range(3)]
@@ -177,7 +178,7 @@ def test_kinds_of_dropout_do_not_share_their_draws(apply):
   assert differ(*map(np.asarray, weights))
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells()))
+@pytest.mark.parametrize("settings", exhaustive_but(["lstm"], all_cells()))
 def test_a_dropped_state_has_the_gradient_of_plain_autodiff(settings, x64):
   plain = cells.make(hidden=H, **settings)
   cell = cells.dropping(plain)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import all_cells, assert_close, slow_but
+from conftest import all_cells, assert_close, exhaustive_but
 
 from rnnlab import cells, layers, scan
 from rnnlab.models import tagger
@@ -131,7 +131,7 @@ def test_a_stream_answers_late_what_the_whole_answers(k, sizes, x64):
   assert_close(np.array(answers), jax.jit(model.apply)(params, TOKENS_BT))
 
 
-@pytest.mark.parametrize("settings", slow_but(["lstm"], all_cells()))
+@pytest.mark.parametrize("settings", exhaustive_but(["lstm"], all_cells()))
 def test_rows_of_a_stream_grow_at_their_own_pace(settings, x64):
   model = make(settings, lookahead=2)
   params = drawn(model)

@@ -187,7 +187,7 @@ def test_a_run_is_trained_shown_and_measured(run, tmp_path):
   assert reading.draw(tmp_path / "c.png").stat().st_size > 5_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_of_a_run(run, tmp_path):
   figure = tmp_path / "e.png"
   found = command(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import all_cells, assert_close, draw, slow_but
+from conftest import all_cells, assert_close, draw, exhaustive_but
 
 from rnnlab import cells, layers, scan
 from rnnlab.analysis import truncation
@@ -78,7 +78,7 @@ FLAGS = {
 
 @pytest.mark.parametrize(
   "settings, flags",
-  slow_but(
+  exhaustive_but(
     ["rnn-tanh", "flags"],
     [pytest.param(*c.values, {}, id=c.id) for c in all_cells()]
     + [pytest.param({"name": "lstm"}, FLAGS, id="flags")],
