@@ -54,8 +54,10 @@ def run(main, processes: bool = False) -> None:
     print(strict_json.plain_json(record), flush=True)
     return 1 if record.get("failed") else 0
 
-  # At INFO jax tells which accelerators it did not find.
-  logging.getLogger("jax").setLevel(logging.WARNING)
+  # At INFO jax tells which accelerators it did not find, and matplotlib that it
+  # has listed the fonts.
+  for library in ("jax", "matplotlib"):
+    logging.getLogger(library).setLevel(logging.WARNING)
   app.run(guarded, flags_parser=_parse)
 
 
