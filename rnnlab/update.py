@@ -111,6 +111,58 @@ def accumulating(task, n, epochs=None):
   )
 
 
+def _gradient(task, params, carry, batch, key):
+  """Sums over a batch, undivided: (grads, count), (carry, metrics)."""
+
+  def total(params):
+    mean, aux = task.loss(params, carry, batch, key)
+    return mean.total, (mean.count, aux)
+
+  grads, (count, aux) = jax.grad(total, has_aux=True)(params)
+  return (grads, count), aux
+
+
+def _gradients(task, params, carry, batch, key):
+  """The same over all batches that stand in one."""
+  n = task.accumulated or 1
+  if n == 1:
+    return _gradient(task, params, carry, batch, key)
+  batches = jax.tree.map(
+    lambda x: jnp.moveaxis(x, min(1, x.ndim - 1), 0), batch
+  )
+
+  def body(loop, each):
+    carry, sums = loop
+    i, batch = each
+    own = jax.random.fold_in(key, i)
+    more, (carry, metrics) = _gradient(task, params, carry, batch, own)
+    return (carry, jax.tree.map(jnp.add, sums, more)), metrics
+
+  # The first alone has the types of the sums.
+  first, rest = (
+    jax.tree.map(lambda x, part=part: x[part], (jnp.arange(n), batches))
+    for part in (0, slice(1, None))
+  )
+  sums, (carry, metrics) = _gradient(
+    task, params, carry, first[1], jax.random.fold_in(key, 0)
+  )
+  (carry, sums), more = lax.scan(body, (carry, sums), rest)
+  metrics = jax.tree.map(lambda one, x: one + x.sum(0), metrics, more)
+  return sums, (carry, metrics)
+
+
+def _averaged(average, params, applied, done, decay):
+  """The average after one update more, or as it was where that was refused."""
+  # Early on over fewer updates, so that the first parameters soon count
+  # nothing: of the last tenth of all at most.
+  decay = jnp.minimum(decay, (1 + done) / (10 + done))
+  return jax.tree.map(
+    lambda a, p: jnp.where(applied, a + (1 - decay) * (p - a), a),
+    average,
+    params,
+  )
+
+
 def make_train_steps(task, optimizer):
   """K updates as one function of (state, batches_K, stop, elapsed, numbers).
 
@@ -124,60 +176,10 @@ def make_train_steps(task, optimizer):
   schedule's count stay as they were. So is one whose batch supervises nothing.
   """
 
-  def gradient(params, carry, batch, key):
-    """Sums over a batch, undivided: (grads, count), (carry, metrics)."""
-
-    def total(params):
-      mean, aux = task.loss(params, carry, batch, key)
-      return mean.total, (mean.count, aux)
-
-    grads, (count, aux) = jax.grad(total, has_aux=True)(params)
-    return (grads, count), aux
-
-  def gradients(params, carry, batch, key):
-    """The same over all batches that stand in one."""
-    n = task.accumulated or 1
-    if n == 1:
-      return gradient(params, carry, batch, key)
-    batches = jax.tree.map(
-      lambda x: jnp.moveaxis(x, min(1, x.ndim - 1), 0), batch
-    )
-
-    def body(loop, each):
-      carry, sums = loop
-      i, batch = each
-      own = jax.random.fold_in(key, i)
-      more, (carry, metrics) = gradient(params, carry, batch, own)
-      return (carry, jax.tree.map(jnp.add, sums, more)), metrics
-
-    # The first alone has the types of the sums.
-    first, rest = (
-      jax.tree.map(lambda x, part=part: x[part], (jnp.arange(n), batches))
-      for part in (0, slice(1, None))
-    )
-    sums, (carry, metrics) = gradient(
-      params, carry, first[1], jax.random.fold_in(key, 0)
-    )
-    (carry, sums), more = lax.scan(body, (carry, sums), rest)
-    metrics = jax.tree.map(lambda one, x: one + x.sum(0), metrics, more)
-    return sums, (carry, metrics)
-
-  def averaged(average, params, applied, done, numbers):
-    if not _averages(optimizer):
-      return average
-    # Early on over fewer updates, so that the first parameters soon count
-    # nothing: of the last tenth of all at most.
-    decay = jnp.minimum(numbers["average"], (1 + done) / (10 + done))
-    return jax.tree.map(
-      lambda a, p: jnp.where(applied, a + (1 - decay) * (p - a), a),
-      average,
-      params,
-    )
-
   def update(state, batch, elapsed, numbers):
     key = jax.random.fold_in(state.key, state.step)
-    (grads, count), (carry, metrics) = gradients(
-      state.params, state.carry, batch, key
+    (grads, count), (carry, metrics) = _gradients(
+      task, state.params, state.carry, batch, key
     )
     grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
     done = state.step - state.skipped
@@ -186,6 +188,10 @@ def make_train_steps(task, optimizer):
       *(optimizer.tx(numbers), rate, grads, state.params, state.opt_state),
       when=count > 0,
     )
+    average = state.average
+    if _averages(optimizer):
+      decay = numbers["average"]
+      average = _averaged(average, params, applied, done, decay)
     state = state.replace(
       step=state.step + 1,
       params=params,
@@ -195,7 +201,7 @@ def make_train_steps(task, optimizer):
       ),
       skipped=state.skipped + ~applied,
       streak=jnp.where(applied | (count == 0), 0, state.streak + 1),
-      average=averaged(state.average, params, applied, done, numbers),
+      average=average,
     )
     return state, Updates(
       metrics,

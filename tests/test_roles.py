@@ -149,23 +149,23 @@ def test_real_modules_have_roles_throughout(module):
 def test_what_does_not_parse_is_counted(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   texts = ["x = 1\n", "x = = 1\n", "", "def f(:\n", "\0", "y\n"]
-  found = roles.label_all(texts, "d1")
+  found = python_source.label(texts, "d1")
   assert found.kept == [0, 2, 5] and found.unparsed == 3
   assert [len(a) for a in found.labels] == [6, 0, 2] and found.unlabelled == 0
   (path,) = tmp_path.rglob("*.npz")
   # A second time they are read; what is damaged is made again.
   monkeypatch.setattr(roles, "label", None)
-  again = roles.label_all(texts, "d1")
+  again = python_source.label(texts, "d1")
   assert again.kept == found.kept
   assert all(map(np.array_equal, again.labels, found.labels))
   monkeypatch.undo()
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   path.write_bytes(path.read_bytes()[:50])
-  assert roles.label_all(texts, "d1").kept == found.kept
-  assert roles.label_all(["x\n"], "d2").kept == [0]
+  assert python_source.label(texts, "d1").kept == found.kept
+  assert python_source.label(["x\n"], "d2").kept == [0]
   # Nowhere to write: no cache, and no error.
   monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-  assert roles.label_all(["x\n"], "d3").kept == [0]
+  assert python_source.label(["x\n"], "d3").kept == [0]
 
 
 def test_a_name_without_a_role_is_named(monkeypatch):

@@ -39,7 +39,9 @@ def library(tmp_path, monkeypatch):
     for name, content in contents.items():
       (folder / f"{name}.py").write_text(content, encoding="utf-8")
     paths = {"stdlib": str(folder)}
-    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(
+      text.python_source.sysconfig, "get_paths", lambda: paths
+    )
 
   return library
 
@@ -135,7 +137,7 @@ def test_tokens_are_mapped_and_kept(write, monkeypatch):
   found = text.load(path)
   assert isinstance(found.tokens["train"], np.memmap)
   assert not found.tokens["train"].flags.writeable
-  folder = text.cache_folder()
+  folder = text.cache.folder("texts")
   files = sorted(folder.iterdir())
   assert [file.suffix for file in files] == [".tokens"] * 2
   before = [file.stat().st_mtime_ns for file in files]

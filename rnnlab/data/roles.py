@@ -11,19 +11,11 @@ its expressions have the roles that they have outside.
 
 import ast
 import bisect
-import dataclasses
-import hashlib
 import io
 import keyword
-import os
-import pathlib
-import platform
-import tempfile
 import token
 import tokenize
 import warnings
-import zipfile
-import zlib
 
 import numpy as np
 
@@ -35,6 +27,10 @@ LABELS += ("whitespace",)
 IDS = {name: i for i, name in enumerate(LABELS)}
 # Of a character's place in its token; further in is this.
 FURTHEST = 255
+
+
+# What makes a text one that does not parse.
+BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class Unlabelled(ValueError):
@@ -86,82 +82,6 @@ def label(text: str) -> tuple[np.ndarray, np.ndarray]:
     label_T[begin:end] = IDS[name]
     starts.append((begin, end))
   return label_T, _places_in(text, starts)
-
-
-# What makes a file one that does not parse.
-BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-  """The labels of many files; `kept` are the numbers of those that have any.
-
-  `labels[i]` and `places[i]` are those of file kept[i]. `unparsed` files are no
-  programs; in `unlabelled` ones tokens and nodes do not agree.
-  """
-
-  kept: list
-  labels: list
-  places: list
-  unparsed: int
-  unlabelled: int
-
-
-def label_all(texts: list[str], digest: str) -> Labelled:
-  """Labels files, or finds them labelled in the user's cache.
-
-  digest: of what the texts are; with it, this file and the version of Python
-  the labels are the same. What lies in the cache may be deleted at any time.
-  """
-  own = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
-  key = f"{digest}{own}{platform.python_version()}{len(texts)}"
-  name = hashlib.sha256(key.encode()).hexdigest()[:32]
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  path = pathlib.Path(home) / "rnnlab" / "labels" / f"{name}.npz"
-  try:
-    with np.load(io.BytesIO(path.read_bytes())) as found:
-      arrays = {field: found[field] for field in found.files}
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-    arrays = _label_all(texts)
-    _keep(path, arrays)
-  ends = np.cumsum([len(texts[i]) for i in arrays["kept"]])[:-1]
-  return Labelled(
-    arrays["kept"].tolist(),
-    np.split(arrays["labels"], ends),
-    np.split(arrays["places"], ends),
-    *arrays["failed"].tolist(),
-  )
-
-
-def _label_all(texts):
-  kept, found, unparsed, unlabelled = [], [], 0, 0
-  for i, text in enumerate(texts):
-    try:
-      found.append(label(text))
-      kept.append(i)
-    except Unlabelled:
-      unlabelled += 1
-    except BROKEN:
-      unparsed += 1
-  labels, places = zip(*found, strict=True) if found else ((), ())
-  none = np.zeros(0, np.uint8)
-  return {
-    "kept": np.array(kept, np.int64),
-    "labels": np.concatenate([none, *labels]),
-    "places": np.concatenate([none, *places]),
-    "failed": np.array([unparsed, unlabelled]),
-  }
-
-
-def _keep(path, arrays):
-  """Writes a file beside it and renames it; without room there is no cache."""
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-      np.savez_compressed(file, **arrays)
-    os.replace(file.name, path)
-  except OSError:
-    pass
 
 
 _ROLE_OF = {

@@ -11,19 +11,20 @@ import hashlib
 import os
 import pathlib
 import platform
-import sysconfig
-import tempfile
 import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from rnnlab.data.vocabulary import Vocabulary
+from rnnlab.data import cache, python_source
+from rnnlab.data.vocabulary import (
+  CODE_POINTS,
+  UNKNOWN,
+  Vocabulary,
+  code_points,
+)
 
 BLOCK = 1 << 20  # bytes
-# Stands in the vocabulary for every character that training lacks.
-UNKNOWN = "[?]"
-CODE_POINTS = 0x110000
 SURROGATES = 0x800  # code points that are no characters
 SPLITS = "train", "validation"
 
@@ -84,7 +85,11 @@ def load(path: str = "", held_out: float = 0.1, symbols=None) -> Text:
   """
   if not 0 <= held_out < 1:
     raise ValueError(f"task.held_out must be in [0, 1), not {held_out}")
-  files = [pathlib.Path(os.path.expanduser(path))] if path else _library()
+  files = (
+    [pathlib.Path(os.path.expanduser(path))]
+    if path
+    else python_source.library()
+  )
   source = str(path) if path else "the standard library"
   digest, sizes = hashlib.sha256(), []
   for file in files:
@@ -117,8 +122,8 @@ def load(path: str = "", held_out: float = 0.1, symbols=None) -> Text:
       )
   known = np.zeros(CODE_POINTS, bool)
   for piece in _pieces(plan["train"]):
-    known[_code_points(piece)] = True
-  vocab = Vocabulary((*map(chr, np.flatnonzero(known).tolist()), UNKNOWN))
+    known[code_points(piece)] = True
+  vocab = Vocabulary.of_points(np.flatnonzero(known))
   if symbols is not None and tuple(symbols) != vocab.symbols:
     raise ValueError(
       f"{source}: its training part has other characters than the run's "
@@ -145,21 +150,10 @@ def load(path: str = "", held_out: float = 0.1, symbols=None) -> Text:
   return Text(vocab, tokens, starts, facts)
 
 
-def _library():
-  """The top-level modules of the running interpreter's standard library."""
-  folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-  if files := sorted(folder.glob("*.py"), key=lambda file: file.name):
-    return files
-  raise ValueError(
-    f"the standard library in {folder} holds no .py files; name a text by "
-    "task.path"
-  )
-
-
 def _is_held_out(name, held_out):
   """By the name alone, so that no other file moves it."""
-  digest = hashlib.sha256(name.encode("utf-8")).hexdigest()
-  return bool(held_out) and int(digest, 16) % round(1 / held_out) == 0
+  side = python_source.number(name)
+  return bool(held_out) and side % round(1 / held_out) == 0
 
 
 def _blocks(path, digest=None):
@@ -205,28 +199,17 @@ def _pieces(parts):
         break
 
 
-def _code_points(text):
-  return np.frombuffer(text.encode("utf-32-le"), np.uint32)
-
-
 def _tokens(digest, split, parts, n, vocab):
   """The tokens of a split, mapped from the cache; written there if need be."""
   kind = next(t for t in "BHI" if np.iinfo(t).max >= vocab.size - 1)
   symbols = hashlib.sha256("\0".join(vocab.symbols).encode()).hexdigest()
   name = f"{digest[:32]}-{symbols[:16]}-{split}-{n}"
-  path = cache_folder() / f"{name}.tokens"
+  path = cache.folder("texts") / f"{name}.tokens"
   if not _is_whole(path, n, kind):
-    path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, _pieces(parts), n, kind, vocab)
   if n == 0:
     return np.zeros(0, kind)
   return np.memmap(path, kind, "r", shape=n)
-
-
-def cache_folder() -> pathlib.Path:
-  """Where tokens are kept; what lies there may be deleted at any time."""
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(home) / "rnnlab" / "texts"
 
 
 def _is_whole(path, n, kind):
@@ -242,25 +225,14 @@ def _is_whole(path, n, kind):
 
 
 def _write(path, pieces, n, kind, vocab):
-  """Writes a file beside it and renames it, so no reader finds half of one."""
-  ids = np.full(CODE_POINTS, vocab.id(UNKNOWN), kind)
-  known = [ord(symbol) for symbol in vocab.symbols if symbol != UNKNOWN]
-  ids[known] = np.arange(len(known))
+  """Writes n tokens and their checksum."""
   checksum, written = 0, 0
-  part = tempfile.NamedTemporaryFile(dir=path.parent, delete=False)
-  try:
-    with part as file:
-      for piece in pieces:
-        tokens = ids[_code_points(piece)]
-        checksum = zlib.crc32(tokens.tobytes(), checksum)
-        written += len(tokens)
-        file.write(tokens.tobytes())
-      file.write(checksum.to_bytes(4, "little"))
-      file.flush()
-      os.fsync(file.fileno())
+  with cache.write(path) as file:
+    for piece in pieces:
+      data = vocab.ids(piece).astype(kind).tobytes()
+      checksum = zlib.crc32(data, checksum)
+      written += len(piece)
+      file.write(data)
+    file.write(checksum.to_bytes(4, "little"))
     if written != n:
       raise ValueError(f"the text changed while it was read, {path.name}")
-    os.replace(part.name, path)
-  except BaseException:
-    pathlib.Path(part.name).unlink(missing_ok=True)
-    raise

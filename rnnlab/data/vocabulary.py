@@ -9,6 +9,8 @@ import numpy as np
 
 START_STOP = "[S]"
 PAD = "[PAD]"
+UNKNOWN = "[?]"  # stands for every character that training lacks
+CODE_POINTS = 0x110000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,19 @@ class Vocabulary:
         )
     return cls((*characters, *specials))
 
+  @classmethod
+  def of_points(cls, known) -> "Vocabulary":
+    """The characters of code points, ascending and each once, then UNKNOWN."""
+    return cls((*map(chr, known.tolist()), UNKNOWN))
+
+  @functools.cached_property
+  def _of_point(self) -> np.ndarray:
+    ids = np.full(CODE_POINTS, self.id(UNKNOWN), np.int32)
+    for symbol, i in self._ids.items():
+      if len(symbol) == 1:
+        ids[ord(symbol)] = i
+    return ids
+
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
     return {symbol: i for i, symbol in enumerate(self.symbols)}
@@ -90,12 +105,24 @@ class Vocabulary:
         f"is not among the {known} characters of the vocabulary"
       ) from None
 
+  def ids(self, text: str) -> np.ndarray:
+    """The ids of a text, int32, that of UNKNOWN for what is not among them.
+
+    Only for a vocabulary that has UNKNOWN; `encode` refuses instead.
+    """
+    return self._of_point[code_points(text)]
+
   def decode(self, ids) -> str:
     """Returns the text of a list of ids; a special id shows as its symbol."""
     # An empty list has no integer type of its own.
     ids = np.asarray(ids) if len(ids) else np.zeros(0, np.int32)
     check_ids(ids, self.size)
     return "".join(self.symbols[i] for i in ids.tolist())
+
+
+def code_points(text: str) -> np.ndarray:
+  """The code points of a text, uint32, one a character."""
+  return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def check_ids(ids: np.ndarray, vocab_size: int, where: str = "ids") -> None:

@@ -17,7 +17,7 @@ from jax import lax
 from rnnlab import backend, cells, metrics, nn, sampling, scan
 from rnnlab import layers as stacks
 from rnnlab.analysis import memory
-from rnnlab.models import drops
+from rnnlab.models import check_rates, check_sizes, drops
 
 
 class LM(NamedTuple):
@@ -92,11 +92,8 @@ def make(
   recurrent weights, a draw an update. Sources: Gal and Ghahramani, 2016; Merity
   et al., 2017.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
-  for name, value in sizes.items():
-    if value < 1:
-      raise ValueError(f"model.{name} must be at least 1, not {value}")
   memory.budget_of(chunk)
+  check_sizes(embed=embed, hidden=hidden, layers=layers)
   rates = {
     "dropout": dropout,
     "out_dropout": dropout if out_dropout is None else out_dropout,
@@ -104,9 +101,7 @@ def make(
     "state_dropout": state_dropout,
     "weight_dropout": weight_dropout,
   }
-  for name, rate in rates.items():
-    if not 0 <= rate < 1:
-      raise ValueError(f"model.{name} must be in [0, 1), not {rate}")
+  check_rates(**rates)
   if tied and embed != hidden:
     raise ValueError(
       f"model.tied needs model.embed == model.hidden, not {embed} and {hidden}"
@@ -207,6 +202,13 @@ def make(
       **flags,
     )
 
+  generate = _generating(cell_of_stack, output_weight, finish)
+  return LM(init, carry, apply, read, generate, recurrence)
+
+
+def _generating(cell, output_weight, finish):
+  """`LM.generate` of a stack as one cell, and of a readout in two halves."""
+
   def generate(params, key, cursor, *, limit, stop, pad, **how) -> Generated:
     """Draws up to `limit` tokens a row, in one loop that ends when all have.
 
@@ -218,9 +220,7 @@ def make(
     keys_B = sampling.row_keys(key, jnp.arange(cursor.token_B.shape[0]))
     w_HV = backend.materialised(output_weight(params).T)
     # At V rows, projecting the table once replaces a product in every step.
-    table = scan.project_table(
-      cell_of_stack, params["cells"], params["embed_VD"]
-    )
+    table = scan.project_table(cell, params["cells"], params["embed_VD"])
 
     def going(loop):
       cursor, out = loop
@@ -230,7 +230,7 @@ def make(
     def draw(loop):
       cursor, out = loop
       u = scan.read(table, cursor.token_B)
-      carry, h_HB = scan.step(cell_of_stack, params["cells"], cursor.carry, u)
+      carry, h_HB = scan.step(cell, params["cells"], cursor.carry, u)
       h_BH = backend.materialised(h_HB.T)
       logits_BV = finish(params, nn.product(h_BH, w_HV))
       probs_BV = sampling.probabilities(logits_BV, **how)
@@ -276,4 +276,4 @@ def make(
     cursor, out = lax.while_loop(going, draw, (cursor, out))
     return out._replace(cursor=cursor)
 
-  return LM(init, carry, apply, read, generate, recurrence)
+  return generate

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rnnlab import cells, nn, scan
 from rnnlab import layers as stacks
 from rnnlab.analysis import memory
+from rnnlab.models import check_sizes
 
 
 class Reader(NamedTuple):
@@ -42,11 +43,8 @@ def make(
   pass, for some recomputation; or "auto:512MiB" as in `lm.make`. cell: settings
   of `cells.make`, the name included.
   """
-  sizes = {"inputs": inputs, "outputs": outputs, "hidden": hidden}
-  sizes |= {"embed": embed, "layers": layers}
-  for name, value in sizes.items():
-    if value is not None and value < 1:
-      raise ValueError(f"model.{name} must be at least 1, not {value}")
+  check_sizes(inputs=inputs, outputs=outputs)
+  check_sizes(hidden=hidden, embed=embed, layers=layers)
   memory.budget_of(chunk)
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from rnnlab import attention as attending
 from rnnlab import cells, nn, scan, settings
 from rnnlab import layers as stacks
-from rnnlab.models import context_cells
+from rnnlab.models import check_rates, check_sizes, context_cells
 
 
 class Seq2Seq(NamedTuple):
@@ -262,11 +262,8 @@ def make(
 
 
 def _check(ask, into, direction, sizes, dropout):
-  for name, size in sizes.items():
-    if size < 1:
-      raise ValueError(f"model.{name} must be at least 1, not {size}")
-  if not 0 <= dropout < 1:
-    raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
+  check_sizes(**sizes)
+  check_rates(dropout=dropout)
   stacks.context(direction, sizes["layers"])
   if not (into.init or into.update or into.output):
     raise ValueError(

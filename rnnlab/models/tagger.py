@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rnnlab import cells, nn, scan
 from rnnlab import layers as stacks
 from rnnlab.analysis import memory
+from rnnlab.models import check_rates, check_sizes
 
 
 class Tagger(NamedTuple):
@@ -59,15 +60,11 @@ def make(
   during training alone. chunk: that of `scan.unroll`, or "auto:512MiB" as
   in `lm.make`. cell: settings of `cells.make`, the name included.
   """
-  sizes = {"embed": embed, "hidden": hidden, "layers": layers}
-  for name, value in sizes.items():
-    if value < 1:
-      raise ValueError(f"model.{name} must be at least 1, not {value}")
+  check_sizes(embed=embed, hidden=hidden, layers=layers)
+  check_rates(dropout=dropout)
   memory.budget_of(chunk)
   if lookahead < 0:
     raise ValueError(f"model.lookahead must be at least 0, not {lookahead}")
-  if not 0 <= dropout < 1:
-    raise ValueError(f"model.dropout must be in [0, 1), not {dropout}")
   context = stacks.context(direction, layers, lookahead)
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
   width = hidden * len(stacks.ways_of(direction, layers - 1))
@@ -118,9 +115,22 @@ def make(
     )
     return readout(params, h_BTH)
 
+  start, feed = _streaming(stack, direction, lookahead, inputs, readout)
+
+  def recurrences(params, tokens_BT, mask_BT=None):
+    """Every direction of every layer, for an analysis."""
+    x = inputs(params, tokens_BT, mask_BT)
+    return stacks.recurrences(stack, params["layers"], x, mask_BT)
+
+  return Tagger(init, apply, context, start, feed, recurrences)
+
+
+def _streaming(stack, direction, lookahead, inputs, readout):
+  """`Tagger.start` and `Tagger.feed`: the same labels, as a text comes."""
+
   def forward(params):
     """The parameters of the stack, for what comes bit by bit."""
-    if context.ahead is None:
+    if direction != "forward":
       raise ValueError(
         f"model.direction={direction!r} reads a sequence to its end before it "
         "labels the first step: it cannot stream, only 'forward' can"
@@ -172,9 +182,4 @@ def make(
     tokens_BK = jnp.take_along_axis(tokens_BS, at_BK, axis=1)
     return Stream(carry, tokens_BK, waiting_BK), readout(params, h_BUH), mask_BU
 
-  def recurrences(params, tokens_BT, mask_BT=None):
-    """Every direction of every layer, for an analysis."""
-    x = inputs(params, tokens_BT, mask_BT)
-    return stacks.recurrences(stack, params["layers"], x, mask_BT)
-
-  return Tagger(init, apply, context, start, feed, recurrences)
+  return start, feed

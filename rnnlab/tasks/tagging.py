@@ -24,13 +24,11 @@ import numpy as np
 from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import batching, python_source, roles
-from rnnlab.data.vocabulary import Vocabulary
+from rnnlab.data.vocabulary import UNKNOWN, Vocabulary, code_points
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import tagger
 from rnnlab.tasks import Task
 
-# Stands in the vocabulary for every character that training lacks.
-UNKNOWN = "[?]"
 # Places in a token that are told apart, and those that stand for all from then.
 PLACES = (0, 1, 2, 3, 4, 8, 16, 32)
 
@@ -138,31 +136,29 @@ class _Text:
 @functools.lru_cache(maxsize=1)
 def _read(path):
   sources = python_source.read(path)
-  labelled = roles.label_all(sources.texts, sources.sha256)
+  labelled = python_source.label(sources.texts, sources.sha256)
   names = [sources.names[i] for i in labelled.kept]
   texts = [sources.texts[i] for i in labelled.kept]
-  points = [np.frombuffer(t.encode("utf-32-le"), np.uint32) for t in texts]
-  return sources, labelled, python_source.split(names), points
+  return sources, labelled, python_source.split(names), texts
 
 
 def _load(path, symbols):
-  sources, labelled, files, points = _read(path)
-  train = [points[i] for i in files["train"] if len(points[i])]
+  sources, labelled, files, texts = _read(path)
+  train = "".join(texts[i] for i in files["train"])
   if not train:
     raise ValueError(
       f"{sources.source}: {len(sources.names)} files, {labelled.unparsed} of "
       "which do not parse, leave no character to train on"
     )
-  known = np.unique(np.concatenate(train))
-  vocab = Vocabulary((*map(chr, known.tolist()), UNKNOWN))
+  vocab = Vocabulary.of_points(np.unique(code_points(train)))
   if symbols is not None and tuple(symbols) != vocab.symbols:
     raise ValueError(
       f"{sources.source}: its training files have other characters than the "
       f"run's vocabulary: {vocab.size - 1}, not {len(symbols) - 1}"
     )
-  sizes = [len(p) for p in points]
+  sizes = [*map(len, texts)]
   starts = np.cumsum([0, *sizes])
-  tokens_N = _encode(vocab, np.concatenate(points))
+  tokens_N = vocab.ids("".join(texts))
   facts = {
     "sha256": sources.sha256,
     "python": platform.python_version(),
@@ -175,14 +171,6 @@ def _load(path, symbols):
   facts["unknown"] = int(np.sum(tokens_N == vocab.id(UNKNOWN)))
   arrays = tokens_N, *map(np.concatenate, (labelled.labels, labelled.places))
   return _Text(vocab, files, starts, arrays, facts)
-
-
-def _encode(vocab, points_N):
-  """Ids of code points; UNKNOWN for those that training lacks."""
-  known = np.array([ord(s) for s in vocab.symbols if s != UNKNOWN], np.uint32)
-  at_N = np.minimum(np.searchsorted(known, points_N), len(known) - 1)
-  found_N = known[at_N] == points_N
-  return np.where(found_N, at_N, vocab.id(UNKNOWN)).astype(np.int32)
 
 
 def _chunks(text, steps, margin, files):
@@ -309,10 +297,7 @@ def _generate(model, vocab):
     del key
     if not prompts or not all(prompts):
       raise ValueError(f"sources: at least one, and none empty, not {prompts}")
-    ids = [
-      _encode(vocab, np.frombuffer(text.encode("utf-32-le"), np.uint32))
-      for text in prompts
-    ]
+    ids = [*map(vocab.ids, prompts)]
     longest = max(map(len, ids))
     tokens_BT, mask_BT = batching.padded(ids, longest, 0, len(ids), vocab.size)
     labels_BT = run(params, tokens_BT, mask_BT=mask_BT).argmax(-1)

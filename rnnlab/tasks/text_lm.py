@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import batching, streams, text
-from rnnlab.data.vocabulary import Vocabulary
+from rnnlab.data.vocabulary import CODE_POINTS, UNKNOWN, Vocabulary
 from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
@@ -69,63 +69,21 @@ def make(
   """
   batching.check_seed("task.seed", seed)
   sizes = {"batch_size": batch_size, "steps": steps, "chunks": chunks}
-  sizes |= (
-    {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
-  )
-  for name, size in sizes.items():
-    batching.check_size(f"task.{name}", size)
-  if truncation not in TRUNCATIONS:
-    raise ValueError(
-      f"task.truncation is one of {TRUNCATIONS}, not {truncation!r}"
-    )
-  if chunks > 1 and truncation != "full":
-    raise ValueError(
-      f"task.chunks={chunks} is the window of task.truncation='full', not of "
-      f"{truncation!r}"
-    )
-  if shuffle and truncation != "reset":
-    raise ValueError(
-      f"task.shuffle=True cannot be had with task.truncation={truncation!r}: "
-      "a shuffled window does not continue the one before it"
-    )
+  _check(sizes | {"eval_batch_size": eval_batch_size}, truncation, shuffle)
   steps *= chunks
   of_data, new_character = {}, 0.0
   if data:
-    of_text = text.load(path, held_out, symbols)
-    vocab = of_text.vocab
-    read = of_text.tokens["train"], of_text.starts["train"], batch_size, steps
+    read = text.load(path, held_out, symbols)
+    vocab = read.vocab
     how = {"carried": truncation != "reset", "seed": seed if shuffle else None}
-    n = len(read[0])
-
-    def train_batches(start):
-      for i in itertools.count(start):
-        yield streams.train_batch(*read, i, **how)
-
-    def eval_batches(split, size=None, extra=0, first=None):
-      """extra: columns of padding. first: so many documents."""
-      starts, tokens_N = of_text.starts[split], of_text.tokens[split]
-      if first is not None and first < len(starts):
-        starts, tokens_N = starts[:first], tokens_N[: starts[first]]
-      size = size or eval_batch_size
-      long = max(steps, EVAL_STEPS)
-      return streams.eval_batches(tokens_N, starts, size, long, extra)
-
-    of_data = {
-      "facts": of_text.facts | {"dropped": streams.dropped(n, *read[2:])},
-      "texts": {split: of_text.documents(split) for split in text.SPLITS}
-      | {"test": ()},
-      "sequences": of_text.sequences,
-      "per_epoch": streams.windows(n, *read[2:]),
-      "train_batches": train_batches,
-      "eval_batches": eval_batches,
-    }
-    new_character = math.log(n + 1)
+    of_data = _of_data(read, batch_size, eval_batch_size, steps, how)
+    new_character = math.log(len(read.tokens["train"]) + 1)
   else:
     vocab = Vocabulary(symbols)
-  unknown = vocab.id(text.UNKNOWN)
+  unknown = vocab.id(UNKNOWN)
   fixed = {"vocab_size": vocab.size, "never": (unknown,)}
   model = lm.make(**settings.bind(lm.make, "model", model | fixed))
-  room = text.CODE_POINTS - text.SURROGATES - (vocab.size - 1)
+  room = CODE_POINTS - text.SURROGATES - (vocab.size - 1)
   loss, report = _losses(model, unknown, new_character, math.log(room))
 
   def recurrences(params, carry, batch):
@@ -153,6 +111,55 @@ def make(
     contexts=contexts,
     **of_data,
   )
+
+
+def _check(sizes, truncation, shuffle):
+  for name, size in sizes.items():
+    if size is not None:
+      batching.check_size(f"task.{name}", size)
+  if truncation not in TRUNCATIONS:
+    raise ValueError(
+      f"task.truncation is one of {TRUNCATIONS}, not {truncation!r}"
+    )
+  if sizes["chunks"] > 1 and truncation != "full":
+    raise ValueError(
+      f"task.chunks={sizes['chunks']} is the window of task.truncation='full', "
+      f"not of {truncation!r}"
+    )
+  if shuffle and truncation != "reset":
+    raise ValueError(
+      f"task.shuffle=True cannot be had with task.truncation={truncation!r}: "
+      "a shuffled window does not continue the one before it"
+    )
+
+
+def _of_data(read, batch_size, eval_batch_size, steps, how):
+  """The fields of a task that come from its text. steps: of a window."""
+  tokens_N, starts = read.tokens["train"], read.starts["train"]
+  n = len(tokens_N)
+
+  def train_batches(start):
+    for i in itertools.count(start):
+      yield streams.train_batch(tokens_N, starts, batch_size, steps, i, **how)
+
+  def eval_batches(split, size=None, extra=0, first=None):
+    """extra: columns of padding. first: so many documents."""
+    starts, tokens_N = read.starts[split], read.tokens[split]
+    if first is not None and first < len(starts):
+      starts, tokens_N = starts[:first], tokens_N[: starts[first]]
+    size = size or eval_batch_size
+    long = max(steps, EVAL_STEPS)
+    return streams.eval_batches(tokens_N, starts, size, long, extra)
+
+  documents = {split: read.documents(split) for split in text.SPLITS}
+  return {
+    "facts": read.facts | {"dropped": streams.dropped(n, batch_size, steps)},
+    "texts": documents | {"test": ()},
+    "sequences": read.sequences,
+    "per_epoch": streams.windows(n, batch_size, steps),
+    "train_batches": train_batches,
+    "eval_batches": eval_batches,
+  }
 
 
 def _of_rows(carry, tokens_BT):
