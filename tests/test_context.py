@@ -15,7 +15,7 @@ from test_tagger import WIRINGS, V, drawn, make
 from rnnlab import instruments, tasks, trained
 from rnnlab.analysis import context
 from rnnlab.analysis.context import Claim
-from rnnlab.layers import CAUSAL, FULL, Context
+from rnnlab.wiring import CAUSAL, FULL, Context
 
 S = 8
 

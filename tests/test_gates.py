@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close
 
-from rnnlab import cells, gates, interchange, layers, nn
+from rnnlab import cells, gates, interchange, layers, nn, wiring
 
 KEY = jax.random.key(0)
 # Where each cell's keep logit stands in b_G, and with which sign.
@@ -146,7 +146,7 @@ def test_keep_reaches_three_layers_of_two_directions_once(settings):
 
   def six(**more):
     stack = [cells.make(hidden=8, recurrent="identity", **settings, **more)] * 3
-    made = layers.init_directions(stack, KEY, 5, "both")
+    made = wiring.init(stack, KEY, 5, "both")
     return [own for layer in made for own in layer.values()]
 
   plain = six()

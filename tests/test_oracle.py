@@ -6,7 +6,7 @@ import pytest
 from conftest import assert_close, draw
 from flax import linen, nnx
 
-from rnnlab import cells, interchange, layers, scan
+from rnnlab import cells, interchange, scan, wiring
 from rnnlab.interchange import PYTORCH, flax_cells, pytorch_files, safetensors
 
 H, D, B, T = 6, 4, 3, 9
@@ -102,7 +102,7 @@ def test_pytorch_reads_what_it_wrote(name, tmp_path):
   arrays = {k: a.numpy() for k, a in layer.state_dict().items()}
   safetensors.write(there, arrays, {"format": "pt"})
   read = pytorch_files.load(there, given)
-  _, h_BTH = layers.unroll_directions(read.stack(), read.params, X_BTD)
+  _, h_BTH = wiring.unroll(read.stack(), read.params, X_BTD)
   np.testing.assert_allclose(h_BTH, outputs(layer), atol=1e-6)
   pytorch_files.save(back, read)
   other, (arrays, _) = made(), safetensors.read(back)

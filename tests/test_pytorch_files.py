@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from rnnlab import interchange, layers, strict_json
+from rnnlab import interchange, strict_json, wiring
 from rnnlab.interchange import safetensors
 from rnnlab.interchange.pytorch_files import Layers, load, save
 
@@ -87,7 +87,7 @@ def pytorch(kind, arrays, x_BTD):
 
 def ours(read):
   stack = read.stack()
-  run = jax.jit(lambda p, x: layers.unroll_directions(stack, p, x)[1])
+  run = jax.jit(lambda p, x: wiring.unroll(stack, p, x)[1])
   return run(read.params, X_BTD)
 
 
@@ -257,7 +257,7 @@ def layers_of(cell, **settings):
   """Two bidirectional layers as rnnlab would start them."""
   cell = {"hidden": H, **cell, **settings}
   stack = Layers(cell, (None, None)).stack()
-  params = layers.init_directions(stack, jax.random.key(0), D, "both")
+  params = wiring.init(stack, jax.random.key(0), D, "both")
   return Layers(cell, params)
 
 

@@ -10,7 +10,7 @@ import reversing
 import tiny
 from conftest import all_cells, assert_close, exhaustive_but, rows
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, layers, scan, wiring
 from rnnlab.analysis import retention
 from rnnlab.models import context_cells
 
@@ -274,13 +274,13 @@ WIRINGS = {
 
 
 @pytest.mark.parametrize(
-  "wiring",
+  "name",
   exhaustive_but(
     ["bahdanau"], [pytest.param(name, id=name) for name in WIRINGS]
   ),
 )
-def test_the_recurrences_of_an_encoder_decoder(wiring, tmp_path):
-  model = WIRINGS[wiring]
+def test_the_recurrences_of_an_encoder_decoder(name, tmp_path):
+  model = WIRINGS[name]
   task = reversing.make(tmp_path, reversing.words(), model)
   batch = reversing.whole(task, extra=3)
   listed = []
@@ -291,9 +291,7 @@ def test_the_recurrences_of_an_encoder_decoder(wiring, tmp_path):
     stack = [r.cell for r in found if r.name.endswith("/forward")]
     x = scan.Lookup(params["embed_VD"], batch["source_BS"])
     real_BS = batch["source_real_BS"]
-    ends, _ = layers.unroll_directions(
-      stack, params["encoder"], x, mask_BT=real_BS
-    )
+    ends, _ = wiring.unroll(stack, params["encoder"], x, mask_BT=real_BS)
     traces = {r.name: r.trace() for r in found}
     decoder = found[-1]
     trace = traces.pop("decoder")
@@ -316,7 +314,7 @@ def test_the_recurrences_of_an_encoder_decoder(wiring, tmp_path):
   assert [r.name for r in listed] == [*expected, "decoder"]
   assert_close(carries, expected, atol=1e-5)
   # The gates inside the decoder are found: they are what its direct path keeps.
-  path = path[0] if wiring == "feeding" else path
+  path = path[0] if name == "feeding" else path
   assert len(path) == model.get("layers", 1)
   for layer, kept in enumerate(path):
     keep_HB = (

@@ -22,7 +22,7 @@ from wirings import (
   tokens,
 )
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, scan, wiring
 
 SOURCES = [[3, 1, 4, 1, 5], [9, 2], [6], []]
 LENGTH_B = np.array([len(source) for source in SOURCES])
@@ -192,9 +192,7 @@ def test_each_direction_ends_at_its_own_last_real_step():
   mask_BT = scan.mask_of(np.array([3, 1]), 3)
   for fill in (0.0, 99.0, np.nan):
     x_BTD = jnp.array([[1, -0.5, 0.25], [2, fill, fill]])[..., None]
-    (ends,), h_BTD = layers.unroll_directions(
-      [cell], params, x_BTD, mask_BT=mask_BT
-    )
+    (ends,), h_BTD = wiring.unroll([cell], params, x_BTD, mask_BT=mask_BT)
     np.testing.assert_allclose(
       ends["backward"][:, 0], [0.868049, 0.980096], atol=1e-5
     )
@@ -212,7 +210,7 @@ def test_each_direction_ends_at_its_own_last_real_step():
 def test_every_layer_reads_both_directions_of_the_one_below():
   stack = [cells.make("lstm", hidden=2) for _ in range(2)]
   shapes = jax.eval_shape(
-    functools.partial(layers.init_directions, stack, d_in=3, direction="both"),
+    functools.partial(wiring.init, stack, d_in=3, direction="both"),
     jax.random.key(0),
   )
   assert [own["forward"]["w_GD"].shape for own in shapes] == [(8, 3), (8, 4)]
@@ -223,7 +221,7 @@ def test_every_layer_reads_both_directions_of_the_one_below():
   @jax.jit
   @functools.partial(jax.jacrev, argnums=1)
   def both_ways(params, x_BTD):
-    return layers.unroll_directions(stack, params, x_BTD)[1][0]
+    return wiring.unroll(stack, params, x_BTD)[1][0]
 
   moved = np.abs(both_ways(params, x_BTD)[:, :, 0]).max(-1)
   assert (moved > 0).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close, exhaustive_but
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, scan, wiring
 from rnnlab.models import tagger
 
 V, LABELS, B, T = 6, 3, 3, 7
@@ -59,11 +59,11 @@ def test_a_row_with_padding_or_gaps_is_that_row_alone(settings, x64):
 def test_a_window_holds_the_steps_that_follow(x64):
   x_BTD = np.arange(1.0, 6)[None, :, None]
   expected = [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 0], [5, 0, 0]]
-  assert_close(layers.window(x_BTD, 2)[0], np.array(expected, float))
-  assert layers.window(x_BTD, 0) is x_BTD
+  assert_close(wiring.window(x_BTD, 2)[0], np.array(expected, float))
+  assert wiring.window(x_BTD, 0) is x_BTD
   # With a gap in it: the window closes over it.
   mask_BT = np.array([[True, False, True, True, False]])
-  found = layers.window(
+  found = wiring.window(
     jnp.where(mask_BT[..., None], x_BTD, np.nan), 2, mask_BT
   )
   assert_close(
@@ -82,14 +82,14 @@ def test_each_wiring_is_its_layers_by_hand(x64):
 
   first, second = (cell.init(k, 3) for k in keys[:2])
   stacked = ({"forward": first}, {"backward": second})
-  _, found = layers.unroll_directions([cell] * 2, stacked, x_BTD)
+  _, found = wiring.unroll([cell] * 2, stacked, x_BTD)
   assert_close(found, run(second, run(first, x_BTD), back=True))
   joined = ({"forward": first, "backward": second},)
-  _, both = layers.unroll_directions([cell], joined, x_BTD)
+  _, both = wiring.unroll([cell], joined, x_BTD)
   sides = run(first, x_BTD), run(second, x_BTD, back=True)
   assert_close(both, jnp.concatenate(sides, axis=-1))
   assert np.abs(both[..., 3:] - found).max() > 0.1
-  made = layers.init_directions([cell] * 3, keys[2], 5, "alternating")
+  made = wiring.init([cell] * 3, keys[2], 5, "alternating")
   assert [list(own) for own in made] == [["forward"], ["backward"], ["forward"]]
   assert made[0]["forward"]["w_GD"].shape == (3, 5)
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnlab.layers import Context
+from rnnlab.wiring import Context
 
 # Steps of a function that takes any number: enough for every lookahead up to
 # some, and few enough that no path dies out on the way.
@@ -30,7 +30,7 @@ class Claim(NamedTuple):
   name: str
   f: Any  # (x_BS..) -> y_BU..: the second axis is time on both sides
   draw: Any  # (key) -> x: a random point
-  context: Any  # layers.Context, or may_US, True where u may read s
+  context: Any  # wiring.Context, or may_US, True where u may read s
 
 
 class Found(NamedTuple):

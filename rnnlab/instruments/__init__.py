@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 # A new one is a file here, with `read(run, split, first) -> Reading`, and what
-# it draws in rnnlab/figures.py.
+# it draws in rnnlab/figures/instruments.py.
 ALL = sorted(
   path.stem
   for path in pathlib.Path(__file__).parent.glob("*.py")

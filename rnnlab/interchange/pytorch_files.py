@@ -1,7 +1,7 @@
 """PyTorch's nn.RNN, nn.GRU and nn.LSTM, from and to safetensors files.
 
     read = load("layer.safetensors", {"name": "gru"})
-    _, h_BTH = layers.unroll_directions(read.stack(), read.params, x_BTD)
+    _, h_BTH = wiring.unroll(read.stack(), read.params, x_BTD)
     save("back.safetensors", read)
 
 The arrays in such a file are those of the layer's state_dict, under its names.
@@ -30,7 +30,7 @@ class Layers(NamedTuple):
   """Stacked layers of one kind of cell.
 
   cell: settings for `cells.make`, with the name. params: a dict of directions
-  a layer, as `layers.init_directions` makes it; of a stack that reads forward
+  a layer, as `wiring.init` makes it; of a stack that reads forward
   alone it is `tuple({"forward": own} for own in params)`.
   """
 
@@ -38,7 +38,7 @@ class Layers(NamedTuple):
   params: Any
 
   def stack(self) -> list:
-    """The cells, for `layers.unroll_directions`."""
+    """The cells, for `wiring.unroll`."""
     return [cells.make(**self.cell)] * len(self.params)
 
 

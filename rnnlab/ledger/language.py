@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnlab import cells, layers, nn, scan
+from rnnlab import cells, layers, nn, scan, wiring
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
 from rnnlab.ledger import NLP, SYSTEMS, Row, difference, normal, parameters
 from rnnlab.metrics import cross_entropy
@@ -98,9 +98,7 @@ def _context():
   H, D, T, t = 3, 2, 5, 2
   stack = [cells.make("gru", hidden=H), cells.make("lstm", hidden=H)]
   params = parameters(lambda key: layers.init(stack, key, D))
-  both = parameters(
-    lambda key: layers.init_directions(stack[:1], key, D, "both")
-  )
+  both = parameters(lambda key: wiring.init(stack[:1], key, D, "both"))
   x_BTD = normal(1, T, D)
 
   @jax.jit
@@ -109,7 +107,7 @@ def _context():
       return layers.unroll(stack, params, x_BTD)[1][0, t].sum()
 
     def whole(x_BTD):
-      return layers.unroll_directions(stack[:1], both, x_BTD)[1][0, t].sum()
+      return wiring.unroll(stack[:1], both, x_BTD)[1][0, t].sum()
 
     return jax.grad(forward)(x_BTD), jax.grad(whole)(x_BTD)
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnlab import attention as attending
-from rnnlab import cells, nn, scan, settings
+from rnnlab import cells, nn, scan, settings, wiring
 from rnnlab import layers as stacks
 from rnnlab.models import check_rates, check_sizes, context_cells
 
@@ -92,7 +92,7 @@ def make(
 ) -> Seq2Seq:
   """Builds the model. Source and target share one embedding.
 
-  direction: the encoder's, of `layers.DIRECTIONS`. decoder_hidden: the
+  direction: the encoder's, of `wiring.DIRECTIONS`. decoder_hidden: the
   decoder's width, where it is not the encoder's. dropout: on the outputs of
   encoder layers and decoder. attention, context: settings of `Attention` and
   `Context`. Raises ValueError for combinations that mean nothing.
@@ -109,7 +109,7 @@ def make(
     "decoder_hidden": d_width,
   }
   _check(ask, into, direction, sizes, dropout)
-  c_width = hidden * len(stacks.ways_of(direction, layers - 1))
+  c_width = hidden * len(wiring.ways_of(direction, layers - 1))
   encoder = [cells.make(hidden=hidden, **cell) for _ in range(layers)]
   decoder = [cells.make(hidden=d_width, **cell) for _ in range(layers)]
   inner = stacks.as_cell(decoder)
@@ -140,7 +140,7 @@ def make(
     keys = iter(jax.random.split(key, 9))
     params = {
       "embed_VD": jax.random.normal(next(keys), (vocab_size, embed)),
-      "encoder": stacks.init_directions(encoder, next(keys), embed, direction),
+      "encoder": wiring.init(encoder, next(keys), embed, direction),
       "decoder": stacks.init(decoder, next(keys), embed),
     }
     u = jax.eval_shape(inner.project, params["decoder"], jnp.zeros((embed, 1)))
@@ -170,7 +170,7 @@ def make(
     attended to. None: everywhere, padding included. key: draws the dropout.
     """
     x = stacks.embedded(params["embed_VD"], tokens_BS)
-    ends, states_BSC = stacks.unroll_directions(
+    ends, states_BSC = wiring.unroll(
       encoder,
       params["encoder"],
       x,
@@ -248,7 +248,7 @@ def make(
     """Every layer and direction of the encoder, and the decoder as a whole."""
     table_VD = params["embed_VD"]
     x = scan.Lookup(table_VD, tokens_BS)
-    found = stacks.recurrences(encoder, params["encoder"], x, steps_BS)
+    found = wiring.recurrences(encoder, params["encoder"], x, steps_BS)
     found = [r._replace(name=f"encoder/{r.name}") for r in found]
     own, memory = read(params, encoded)
     x = scan.Lookup(table_VD, inputs_BU)
@@ -264,7 +264,7 @@ def make(
 def _check(ask, into, direction, sizes, dropout):
   check_sizes(**sizes)
   check_rates(dropout=dropout)
-  stacks.context(direction, sizes["layers"])
+  wiring.context(direction, sizes["layers"])
   if not (into.init or into.update or into.output):
     raise ValueError(
       "model.context: with init, update and output all False the decoder "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rnnlab import cells, nn, scan
+from rnnlab import cells, nn, scan, wiring
 from rnnlab import layers as stacks
 from rnnlab.analysis import memory
 from rnnlab.models import check_rates, check_sizes
@@ -24,7 +24,7 @@ class Tagger(NamedTuple):
 
   init: Any  # (key) -> params
   apply: Any  # (params, x, mask_BT, key) -> logits_BTV
-  context: Any  # layers.Context: the steps that an output may read
+  context: Any  # wiring.Context: the steps that an output may read
   start: Any  # (params, batch) -> Stream
   feed: Any  # (params, stream, tokens_BT, mask_BT) -> Stream, logits, mask_BU
   recurrences: Any  # (params, tokens_BT, mask_BT) -> [layers.Recurrence]
@@ -65,16 +65,16 @@ def make(
   memory.budget_of(chunk)
   if lookahead < 0:
     raise ValueError(f"model.lookahead must be at least 0, not {lookahead}")
-  context = stacks.context(direction, layers, lookahead)
+  context = wiring.context(direction, layers, lookahead)
   stack = tuple(cells.make(hidden=hidden, **cell) for _ in range(layers))
-  width = hidden * len(stacks.ways_of(direction, layers - 1))
+  width = hidden * len(wiring.ways_of(direction, layers - 1))
 
   def init(key):
     key_e, key_c, key_o = jax.random.split(key, 3)
     seen = embed * (lookahead + 1)
     return {
       "embed_VD": jax.random.normal(key_e, (vocab_size, embed)),
-      "layers": stacks.init_directions(stack, key_c, seen, direction),
+      "layers": wiring.init(stack, key_c, seen, direction),
       "out": nn.linear(key_o, labels, width),
     }
 
@@ -85,7 +85,7 @@ def make(
       if lookahead == 0 and key is None:
         return x
       x = x.table_VD[x.tokens_BT]
-    return stacks.window(drop(key, layers, x), lookahead, mask_BT)
+    return wiring.window(drop(key, layers, x), lookahead, mask_BT)
 
   def drop(key, layer, x_BTD):
     k = None if key is None else jax.random.fold_in(key, layer)
@@ -105,7 +105,7 @@ def make(
     own, beside = params["layers"], 4 * (2 * labels + width)
     x = inputs(params, x, mask_BT, key)
     steps_at_once = memory.chunk_of(chunk, stack, own, x, beside)
-    _, h_BTH = stacks.unroll_directions(
+    _, h_BTH = wiring.unroll(
       stack,
       own,
       x,
@@ -120,7 +120,7 @@ def make(
   def recurrences(params, tokens_BT, mask_BT=None):
     """Every direction of every layer, for an analysis."""
     x = inputs(params, tokens_BT, mask_BT)
-    return stacks.recurrences(stack, params["layers"], x, mask_BT)
+    return wiring.recurrences(stack, params["layers"], x, mask_BT)
 
   return Tagger(init, apply, context, start, feed, recurrences)
 
@@ -163,7 +163,7 @@ def _streaming(stack, direction, lookahead, inputs, readout):
       mask_BT = jnp.ones(tokens_BT.shape, bool)
     tokens_BS = jnp.concatenate([stream.tokens_BK, tokens_BT], axis=1)
     mask_BS = jnp.concatenate([stream.mask_BK, mask_BT], axis=1)
-    order_BS, _ = stacks.packing(mask_BS)
+    order_BS, _ = wiring.packing(mask_BS)
     tokens_BS = jnp.take_along_axis(tokens_BS, order_BS, axis=1)
     there_B = mask_BS.sum(1)
     ready_B = there_B if last else jnp.maximum(there_B - K, 0)

@@ -13,10 +13,10 @@ import numpy as np
 from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import generated
-from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean
 from rnnlab.models import reader
 from rnnlab.tasks import Task
+from rnnlab.wiring import CAUSAL
 
 # An answer within it counts as right: as in the source.
 TOLERANCE = 0.04

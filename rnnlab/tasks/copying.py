@@ -18,10 +18,10 @@ import numpy as np
 from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import generated
-from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import reader
 from rnnlab.tasks import Task
+from rnnlab.wiring import CAUSAL
 
 
 def make(

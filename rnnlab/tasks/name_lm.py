@@ -15,10 +15,10 @@ from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import batching, names
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
-from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
+from rnnlab.wiring import CAUSAL
 
 HOW = ("limit", "temperature", "top_k", "top_p")
 ENDS = {lm.RUNNING: "limit", lm.STOPPED: "stop", lm.FAILED: "failed"}

@@ -25,10 +25,10 @@ from rnnlab import metrics, settings
 from rnnlab.analysis import context
 from rnnlab.data import batching, names, pairs
 from rnnlab.data.vocabulary import PAD, START_STOP, Vocabulary
-from rnnlab.layers import CAUSAL, FULL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import decoding, seq2seq
 from rnnlab.tasks import Task, check_limit
+from rnnlab.wiring import CAUSAL, FULL
 
 
 def make(

@@ -24,10 +24,10 @@ from rnnlab import settings
 from rnnlab.analysis import context
 from rnnlab.data import batching, streams, text
 from rnnlab.data.vocabulary import CODE_POINTS, UNKNOWN, Vocabulary
-from rnnlab.layers import CAUSAL
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
+from rnnlab.wiring import CAUSAL
 
 HOW = ("limit", "temperature", "top_k", "top_p")
 ENDS = {lm.RUNNING: "limit", lm.FAILED: "failed"}
