@@ -1,6 +1,8 @@
 """Every experiment of configs/, and settings from a file, a flag and a dict."""
 
+import dataclasses
 import importlib.util
+import inspect
 import math
 import pathlib
 import re
@@ -8,10 +10,12 @@ import re
 import pytest
 import tiny
 from absl import flags
+from conftest import all_cells
 from ml_collections import config_flags
 
-from rnnlab import rundir, settings
+from rnnlab import optim, rundir, settings
 from rnnlab import train as trainer
+from rnnlab.plan import Plan
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].glob("configs/*.py"))
 nan, inf = math.nan, math.inf
@@ -91,6 +95,27 @@ def test_variants_differ_and_no_other_is_known():
     assert len(set(configs)) == len(told)
     with pytest.raises(ValueError, match="no variant 'bogus'"):
       get_config("bogus")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_setting_of_cells_optimiser_and_trainer_is_listed(path):
+  """A flag can set what a file lists, and each file lists it by itself."""
+  config = module(path).get_config().to_dict()
+  cell = {
+    name
+    for p in all_cells()
+    for name in inspect.signature(
+      importlib.import_module(f"rnnlab.cells.{p.values[0]['name']}").make
+    ).parameters
+  }
+  assert config["model"]["cell"].keys() == cell - {"hidden"} | {"name"}
+  opt = inspect.signature(optim.make).parameters.keys()
+  # These follow from the trainer's.
+  assert config["opt"].keys() == opt - {"steps", "steps_per_epoch", "budget"}
+  plan = {field.name for field in dataclasses.fields(Plan)}
+  # Without `epochs` where examples are drawn without end.
+  endless = {"epochs"} if path.stem == "memory" else set()
+  assert config["train"].keys() == plan - endless
 
 
 # One rule for a setting, wherever it comes from

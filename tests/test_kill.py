@@ -28,7 +28,7 @@ def command(tmp_path, workdir):
     "model.hidden": 8,
     "model.cell.name": "gru",
     "opt.warmup": 20,
-    "train.steps": 240,
+    "train.steps": 400,
     "train.epochs": 1000,  # not the file's, which would end it sooner
     "train.log_every": 20,
     "train.eval_every": 40,
@@ -77,12 +77,12 @@ def until_it_trains(process, run, before):
 def test_killed_at_any_moment(tmp_path):
   straight = finish(start(tmp_path, "straight"))
   run, rng, killed = tmp_path / "run", random.Random(0), 0
-  while killed < 3:
+  while killed < 5:
     before = set(checkpoint.steps(run / "checkpoints"))
     process = start(tmp_path, "run")
     until_it_trains(process, run, before)
     time.sleep(rng.uniform(0, 0.4))
-    process.send_signal(signal.SIGTERM if killed == 1 else signal.SIGKILL)
+    process.send_signal(signal.SIGTERM if killed == 3 else signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0, "ended before it could be killed"
     assert checkpoint.steps(run / "checkpoints")
