@@ -35,13 +35,11 @@ def batch(task, params) -> dict:
     raise ValueError(
       "train.monitor: this task does not say which recurrences it runs"
     )
-  examples = task.texts["validation"]
-  if not examples:
+  if not task.texts["validation"]:
     raise ValueError(
       "train.monitor looks at validation examples, but there are none"
     )
-  rows = min(FIRST, len(examples))
-  return instruments.first_batch(task, params, "validation", rows)
+  return instruments.first_batch(task, params, "validation", FIRST)
 
 
 def measure(task, params, batch) -> dict:

@@ -10,7 +10,8 @@ import tiny
 from conftest import assert_close
 
 from rnnlab import cells, scan, tasks, trained
-from rnnlab.data import text
+from rnnlab.data import python_source
+from rnnlab.data.vocabulary import UNKNOWN
 from rnnlab.train import train
 from rnnlab.update import evaluate
 
@@ -144,7 +145,7 @@ MODEL = {"embed": 3, "hidden": 5, "cell": {"name": "lstm"}}
 def test_a_new_character_costs_its_share_of_what_is_left(path):
   task = make(path)
   assert task.facts["unknown"] == 1
-  assert task.vocab.symbols == (*"abcde", text.UNKNOWN)
+  assert task.vocab.symbols == (*"abcde", UNKNOWN)
   params, n = drawn(task), task.facts["train"]
   T = 6
   batch = {
@@ -202,7 +203,7 @@ def test_documents_in_a_row_are_documents_alone(tmp_path, monkeypatch):
     content = f"{name} = {name[1:]}\n" * (1 + int(name[1:]) % 4)
     (tmp_path / f"{name}.py").write_text(content)
   paths = {"stdlib": str(tmp_path)}
-  monkeypatch.setattr(text.sysconfig, "get_paths", lambda: paths)
+  monkeypatch.setattr(python_source.sysconfig, "get_paths", lambda: paths)
   task = make("")
   params, report = drawn(task), jax.jit(task.report)
 

@@ -5,6 +5,7 @@ Shuffling permutes rows, never time steps.
 """
 
 import functools
+import itertools
 import numbers
 from collections.abc import Sequence
 
@@ -118,3 +119,25 @@ def batch_indices(n: int, batch_size: int, seed: int, i: int) -> np.ndarray:
     raise ValueError(f"batch {i}: batches count from 0")
   epoch, k = divmod(i, steps_per_epoch(n, batch_size))
   return epoch_order(n, seed, epoch)[k * batch_size : (k + 1) * batch_size]
+
+
+def feeds(parts, batch, batch_size: int, eval_batch_size: int, seed: int):
+  """`train_batches` and `eval_batches` of a task, of examples in a table.
+
+  parts: {split: what is taken of each}, arrays; batch(rows, size, extra) makes
+  a batch of `size` rows and `extra` columns of padding of some of them.
+  """
+
+  def train_batches(start):
+    part = parts["train"]
+    for i in itertools.count(start):
+      rows = batch_indices(len(part), batch_size, seed, i)
+      yield batch(part[rows], batch_size, 0)
+
+  def eval_batches(split, size=None, extra=0, first=None):
+    """extra: columns of padding beyond the longest. first: so many examples."""
+    part, size = parts[split][:first], size or eval_batch_size
+    for i in range(0, len(part), size):
+      yield batch(part[i : i + size], size, extra)
+
+  return train_batches, eval_batches

@@ -47,10 +47,11 @@ STREAM = 128
 
 
 def first_batch(task, params, split, rows) -> dict:
-  """The first `rows` examples of a split as one batch.
+  """The first `rows` examples of a split, or all there are, as one batch.
 
   Of a stream it is the first steps: it may be cut anywhere.
   """
+  rows = min(rows, len(task.texts[split]))
   batch = next(iter(task.eval_batches(split, rows, 0, rows)))
   if not jax.tree.leaves(jax.eval_shape(task.carry, params)):
     return batch

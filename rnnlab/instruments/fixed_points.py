@@ -15,8 +15,7 @@ SHOWN = 8
 def read(run, split, first) -> Reading:
   """By recurrence: its slow points and the eigenvalues there."""
   task = run.task
-  rows = min(first or FIRST, len(task.texts[split]))
-  batch = first_batch(task, run.params, split, rows)
+  batch = first_batch(task, run.params, split, first or FIRST)
   tables, record, found = [], {}, {}
   for each in task.recurrences(run.params, task.carry(run.params), batch):
     try:

@@ -12,9 +12,8 @@ FIRST = 16
 
 def read(run, split, first) -> Reading:
   """By recurrence and K, over the first examples of a split."""
-  task, names = run.task, []
-  rows = min(first or FIRST, len(task.texts[split]))
-  batch = first_batch(task, run.params, split, rows)
+  task, without = run.task, []
+  batch = first_batch(task, run.params, split, first or FIRST)
 
   @jax.jit
   def measure(params):
@@ -23,11 +22,11 @@ def read(run, split, first) -> Reading:
       try:
         found[each.name] = truncation.measure(each)._replace(full=None)
       except ValueError as error:
-        names.append(str(error))
+        without.append(str(error))
     return found
 
   before, now = jax.device_get((measure(run.initial()), measure(run.params)))
-  cli.say(*(f"left out: {name}" for name in names))
+  cli.say(*(f"left out: {name}" for name in without))
   if not now:
     raise ValueError("truncation: no recurrence of this run has a loss")
   tables, record = [], {}

@@ -55,6 +55,8 @@ class Generated(NamedTuple):
 
 
 RUNNING, STOPPED, FAILED = 0, 1, 2
+ENDS = {RUNNING: "limit", STOPPED: "stop", FAILED: "failed"}
+HOW = ("limit", "temperature", "top_k", "top_p")
 
 
 def make(
@@ -277,3 +279,31 @@ def _generating(cell, output_weight, finish):
     return out._replace(cursor=cursor)
 
   return generate
+
+
+def continuing(model, *, stop, pad):
+  """(params, key, tokens_BT, length_B, **how) -> how every prompt goes on.
+
+  A list of (token ids, log-probability in nats of all after the prompt's first
+  token, one of ENDS' words), by row. how: HOW, of `LM.generate`; each choice of
+  them compiles anew.
+  """
+
+  @partial(jax.jit, static_argnames=HOW)
+  def run(params, key, tokens_BT, length_B, **how):
+    cursor, logprob_B = model.read(params, tokens_BT, length_B)
+    texts = model.generate(params, key, cursor, stop=stop, pad=pad, **how)
+    return texts, logprob_B
+
+  def go_on(*args, **how):
+    drawn, read_B = jax.device_get(run(*args, **how))
+    return [
+      (
+        drawn.tokens_BU[b, : drawn.length_B[b]],
+        float(read_B[b] + drawn.logprob_B[b]),
+        ENDS[int(drawn.cursor.end_B[b])],
+      )
+      for b in range(len(read_B))
+    ]
+
+  return go_on

@@ -5,10 +5,6 @@ a d a [S], so a name of n letters has n + 1 factors. Names are independent:
 every one starts from the initial carry.
 """
 
-import functools
-import itertools
-
-import jax
 import numpy as np
 
 from rnnlab import settings
@@ -19,9 +15,6 @@ from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
 from rnnlab.wiring import CAUSAL
-
-HOW = ("limit", "temperature", "top_k", "top_p")
-ENDS = {lm.RUNNING: "limit", lm.STOPPED: "stop", lm.FAILED: "failed"}
 
 
 def make(
@@ -124,7 +117,7 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
   table = batching.padded(whole, longest, pad, len(whole), vocab.size)
   parts = {s: np.asarray(part, np.int64) for s, part in parts.items()}
 
-  def batch(rows, size, extra=0):
+  def batch(rows, size, extra):
     tokens_BT, mask_BT = batching.rows(*table, rows, pad, size)
     if extra:
       wider = ((0, 0), (0, extra))
@@ -132,19 +125,7 @@ def _batches(encoded, parts, vocab, batch_size, eval_batch_size, seed):
       mask_BT = np.pad(mask_BT, wider)
     return shift(tokens_BT, mask_BT, pad)
 
-  def train_batches(start):
-    part = parts["train"]
-    for i in itertools.count(start):
-      rows = batching.batch_indices(len(part), batch_size, seed, i)
-      yield batch(part[rows], batch_size)
-
-  def eval_batches(split, size=None, extra=0, first=None):
-    """extra: columns of padding beyond the longest name. first: so many."""
-    part, size = parts[split][:first], size or eval_batch_size
-    for i in range(0, len(part), size):
-      yield batch(part[i : i + size], size, extra)
-
-  return train_batches, eval_batches
+  return batching.feeds(parts, batch, batch_size, eval_batch_size, seed)
 
 
 def _losses(model):
@@ -167,11 +148,7 @@ def _losses(model):
 def _generate(model, vocab):
   pad, stop = vocab.id(PAD), vocab.id(START_STOP)
 
-  @functools.partial(jax.jit, static_argnames=HOW)
-  def run(params, key, tokens_BT, length_B, **how):
-    cursor, logprob_B = model.read(params, tokens_BT, length_B)
-    texts = model.generate(params, key, cursor, stop=stop, pad=pad, **how)
-    return texts, logprob_B
+  go_on = lm.continuing(model, stop=stop, pad=pad)
 
   def generate(
     params,
@@ -200,16 +177,10 @@ def _generate(model, vocab):
       ids, max(map(len, ids)), pad, len(ids), vocab.size
     )
     length_B = mask_BT.sum(1, dtype=np.int32)
-    drawn, read_B = jax.device_get(
-      run(params, key, tokens_BT, length_B, limit=limit, **how)
-    )
+    found = go_on(params, key, tokens_BT, length_B, limit=limit, **how)
     return [
-      {
-        "text": prompt + vocab.decode(drawn.tokens_BU[b, : drawn.length_B[b]]),
-        "logprob": float(read_B[b] + drawn.logprob_B[b]),
-        "end": ENDS[int(drawn.cursor.end_B[b])],
-      }
-      for b, prompt in enumerate(prompts)
+      {"text": prompt + vocab.decode(ids), "logprob": logprob, "end": end}
+      for prompt, (ids, logprob, end) in zip(prompts, found, strict=True)
     ]
 
   return generate

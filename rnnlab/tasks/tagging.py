@@ -66,21 +66,12 @@ def make(
     cut = functools.partial(_chunks, text, steps, margin)
     chunks = {split: cut(files) for split, files in text.files.items()}
 
-    def batch(rows, size, extra=0):
+    def batch(rows, size, extra):
       return _batch(text, rows, steps, margin, size, extra)
 
-    def train_batches(start):
-      part = chunks["train"]
-      for i in itertools.count(start):
-        rows = batching.batch_indices(len(part), batch_size, seed, i)
-        yield batch(part[rows], batch_size)
-
-    def eval_batches(split, size=None, extra=0, first=None):
-      """extra: columns of padding behind the last. first: so many chunks."""
-      part, size = chunks[split][:first], size or eval_batch_size
-      for i in range(0, len(part), size):
-        yield batch(part[i : i + size], size, extra)
-
+    train_batches, eval_batches = batching.feeds(
+      chunks, batch, batch_size, eval_batch_size, seed
+    )
     n = len(chunks["train"])
     of_data = {
       "facts": text.facts | {f"{s}_chunks": len(c) for s, c in chunks.items()},

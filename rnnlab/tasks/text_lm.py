@@ -13,7 +13,6 @@ The state is fresh where an epoch, an evaluation or a document starts. What is
 learned from is the sum over a batch of all characters that were predicted.
 """
 
-import functools
 import itertools
 import math
 
@@ -29,8 +28,6 @@ from rnnlab.models import lm
 from rnnlab.tasks import Task, check_limit
 from rnnlab.wiring import CAUSAL
 
-HOW = ("limit", "temperature", "top_k", "top_p")
-ENDS = {lm.RUNNING: "limit", lm.FAILED: "failed"}
 TRUNCATIONS = "detach", "reset", "full"
 # Steps in one call of an evaluation, at least: they cost no memory to speak of.
 EVAL_STEPS = 1024
@@ -198,12 +195,8 @@ def _losses(model, unknown, new_character, one_of_many):
 
 
 def _generate(model, vocab, unknown):
-  @functools.partial(jax.jit, static_argnames=HOW)
-  def run(params, key, tokens_BT, length_B, **how):
-    cursor, logprob_B = model.read(params, tokens_BT, length_B)
-    # The unknown is never drawn, so nothing stops.
-    ids = {"stop": unknown, "pad": unknown}
-    return model.generate(params, key, cursor, **ids, **how), logprob_B
+  # The unknown is never drawn, so nothing stops.
+  go_on = lm.continuing(model, stop=unknown, pad=unknown)
 
   def generate(
     params,
@@ -231,16 +224,10 @@ def _generate(model, vocab, unknown):
       ids, max(map(len, ids)), unknown, len(ids), vocab.size
     )
     length_B = mask_BT.sum(1, dtype="int32")
-    drawn, read_B = jax.device_get(
-      run(params, key, tokens_BT, length_B, limit=limit, **how)
-    )
+    found = go_on(params, key, tokens_BT, length_B, limit=limit, **how)
     return [
-      {
-        "text": prompt + vocab.decode(drawn.tokens_BU[b, : drawn.length_B[b]]),
-        "logprob": float(read_B[b] + drawn.logprob_B[b]),
-        "end": ENDS[int(drawn.cursor.end_B[b])],
-      }
-      for b, prompt in enumerate(prompts)
+      {"text": prompt + vocab.decode(ids), "logprob": logprob, "end": end}
+      for prompt, (ids, logprob, end) in zip(prompts, found, strict=True)
     ]
 
   return generate
