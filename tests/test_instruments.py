@@ -172,6 +172,26 @@ def test_the_command_prints_tables_and_draws(run, tmp_path):
   assert bad.returncode == 1 and b"retension" in bad.stderr
 
 
+# The command on a model that reads more than its task declares.
+LEAKY = f"""
+import runpy
+from rnnlab import wiring
+from rnnlab.tasks import name_lm
+name_lm.CAUSAL = wiring.Context(0, 0)
+runpy.run_path({str(commands.ROOT / "scripts/analyze.py")!r}, None, "__main__")
+"""
+
+
+def test_a_leak_is_the_commands_exit_status(run, tmp_path):
+  (tmp_path / "analyze.py").write_text(LEAKY, encoding="utf-8")
+  flags = f"--workdir={run[0]}", "--what=context"
+  leaky = commands.run(tmp_path / "analyze.py", *flags)
+  assert leaky.returncode == 1, leaky.stderr
+  (told,) = json.loads(leaky.stdout.splitlines()[-1])["failed"]
+  assert "output 1 reads input 0" in told and told.encode() in leaky.stdout
+  assert commands.run("scripts/analyze.py", *flags).returncode == 0
+
+
 @pytest.mark.exhaustive
 def test_the_command_measures_all_there_is(run, tmp_path):
   base = "scripts/analyze.py", f"--workdir={run[0]}", "--first=3"
