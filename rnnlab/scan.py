@@ -127,8 +127,14 @@ def project_table(cell, params, table_VD):
 
 
 def read(table, tokens_B):
-  """The projected input of one step, u as columns."""
-  return jax.tree.map(lambda t: t[tokens_B].T[: -backend.ROW_PADDING], table)
+  """The projected input of one step, u as columns; tokens in 0 .. V - 1."""
+
+  def column(t):
+    # Nothing is compared at every step.
+    how = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+    return t.at[tokens_B].get(**how).T[: -backend.ROW_PADDING]
+
+  return jax.tree.map(column, table)
 
 
 def trace(
@@ -187,6 +193,9 @@ def _steps(cell, params, x, mask_BT, reset_BT):
         used_V = jnp.zeros(sizes["V"], bool).at[x].max(mask_BT)
         table_VD = jnp.where(used_V[:, None], table_VD, 0)
       table = project_table(cell, params, table_VD)
+      # What an index means to jax, once for all steps.
+      V, x = sizes["V"], x.astype(jnp.promote_types(x.dtype, jnp.int32))
+      x = jnp.clip(jnp.where(x < 0, x + V, x), 0, V - 1)
     else:
       x = table_VD[x]
   steps = jax.tree.map(
@@ -374,14 +383,21 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
       dstart = jax.tree.map(jnp.add, dstart, dfired)
     # What was stored of a step makes room for its cotangent. The next step's
     # is read after that, or the compiler would copy all slots at every step.
-    slots = jax.tree.map(lambda slot, d: slot.at[t].set(d), slots, da)
+    slots = jax.tree.map(partial(put, t), slots, da)
     a = at(t + 1 if reverse else t - 1, slots)
     # Only where there is a memory are the update's cotangents needed later.
     dupdate = None if memory is None else (dnew, dout)
     return (dcarry, dstart, a, slots), dupdate
 
+  # Both clamp t, where indices would be compared and selected by at every step.
+  how = {"axis": 0, "allow_negative_indices": False}
+
+  def put(t, slot, d):
+    return lax.dynamic_update_index_in_dim(slot, d, t, **how)
+
   def at(t, slots):
-    return jax.tree.map(lambda slot: slot[jnp.clip(t, 0, T - 1)], slots)
+    one = partial(lax.dynamic_index_in_dim, index=t, keepdims=False, **how)
+    return jax.tree.map(one, slots)
 
   T = len(steps.x)
   last = at(0 if reverse else T - 1, activations)

@@ -43,6 +43,21 @@ def test_sums_of_low_precision_products_are_float32():
   assert total.dtype == jnp.float32 and float(total[0, 0]) == 1025
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_a_lookup_is_what_the_table_has(dtype):
+  cell = cells.make("gru", hidden=H)
+  params = draw(cell, D)
+  table_VD = np.random.default_rng(1).normal(size=(5, D)).astype(np.float32)
+  tokens_BT = np.random.default_rng(2).integers(5, size=(B, T)).astype(dtype)
+  tokens_BT[1, 3:5] = 5, 200  # too large: the last
+  if dtype == "int32":
+    tokens_BT[0, 3:6] = -1, -5, -6  # from the end; and too small
+  lookup = scan.Lookup(jnp.asarray(table_VD), jnp.asarray(tokens_BT))
+  found = scan.unroll(cell, params, lookup)[1]
+  x_BTD = jnp.asarray(table_VD)[tokens_BT]
+  assert_close(found, scan.unroll(cell, params, x_BTD)[1], 1e-6)
+
+
 @pytest.mark.parametrize("settings", all_cells("dtype"))
 def test_gradients_through_bfloat16_products(settings):
   low = cells.make(hidden=H, dtype="bfloat16", **settings)

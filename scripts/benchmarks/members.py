@@ -1,9 +1,11 @@
 """A sweep of eight small runs in one process, beside eight runs of their own.
 
-Start to end, Python's start and the compiling included; either side begins with
-an empty compilation cache, which its later runs then share.
+Start to end, Python's start and the compiling included. The processes compile
+each for itself, as those do that start at the same time or on machines of their
+own; or, one after another, all but the first read what the first one compiled.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -39,12 +41,12 @@ def sweep(add, arg):
 
 
 def measure(how, say) -> dict:
-  """{"title", "seconds": {way: [..]}, "ratio"}, the ways taken in turns.
+  """{"title", "seconds": {way: [..]}, "ratio": {way: ..}}, ways in turns.
 
-  ratio: of the sweep's median to that of the processes. Raises RuntimeError
+  ratio: of the sweep's median to those of the processes. Raises RuntimeError
   where a command fails or the sweep compiled more than one program.
   """
-  seconds = {"sweep": [], "processes": []}
+  seconds = {way: [] for way in WAYS}
   before = os.sched_getaffinity(0)
   os.sched_setaffinity(0, how.cores)  # which the commands inherit
   try:
@@ -52,11 +54,10 @@ def measure(how, say) -> dict:
   finally:
     os.sched_setaffinity(0, before)
   medians = {way: float(np.median(each)) for way, each in seconds.items()}
-  ratio = medians["sweep"] / medians["processes"]
-  say(
-    f"W9  {TITLE}: {ratio:.2f} of a process each, "
-    f"{medians['sweep']:.1f} s and {medians['processes']:.1f} s"
-  )
+  sweep = medians.pop("sweep")
+  ratio = {way: sweep / each for way, each in medians.items()}
+  told = (f"{ratio[way]:.2f} of {way} ({medians[way]:.1f} s)" for way in ratio)
+  say(f"W9  {TITLE}: {sweep:.1f} s, {', '.join(told)}")
   return {"title": TITLE, "seconds": seconds, "ratio": ratio}
 
 
@@ -77,16 +78,21 @@ def _sweep(folder):
     raise RuntimeError(f"the sweep compiled {record['compilations']}")
 
 
-def _processes(folder):
+def _processes(folder, cache="cache-{}"):
   for i in range(8):
     lr, seed = f"--config.opt.lr={RATES[i // 2]}", f"--config.seed={i % 2}"
-    _command(folder, "train", f"{CONFIG}:notebook", str(i), lr, seed)
+    flags = f"{CONFIG}:notebook", str(i), lr, seed
+    _command(folder, "train", *flags, cache=cache.format(i))
 
 
-WAYS = {"sweep": _sweep, "processes": _processes}
+WAYS = {
+  "sweep": _sweep,
+  "processes": _processes,
+  "processes with one cache": functools.partial(_processes, cache="cache"),
+}
 
 
-def _command(folder, script, config, workdir, *flags):
+def _command(folder, script, config, workdir, *flags, cache="cache"):
   settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
   done = subprocess.run(
     [
@@ -94,7 +100,7 @@ def _command(folder, script, config, workdir, *flags):
       *(f"--workdir={workdir}", *settings, *flags),
     ],
     cwd=folder,
-    env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+    env=os.environ | {"XDG_CACHE_HOME": str(folder / cache)},
     capture_output=True,
     text=True,
   )
