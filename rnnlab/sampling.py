@@ -56,7 +56,8 @@ def probabilities(logits_BV, *, temperature=1.0, top_k=0, top_p=1.0):
     )
   # The maximum goes first, so that a small temperature cannot overflow it.
   z_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
-  probs_BV = jax.nn.softmax(z_BV / temperature, axis=-1)
+  probs_BV = jnp.exp(z_BV / temperature)
+  probs_BV /= jnp.sum(probs_BV, axis=-1, keepdims=True)
   if not 0 < top_k < vocab and top_p == 1:
     return probs_BV
   # Ranked by logit, since small probabilities may have become equal.
@@ -84,9 +85,10 @@ def pick(probs_BV, uniform_B):
   # A parallel cumsum may rise by rounding where the probability is 0.
   hit_BV = (cdf_BV > uniform_B[:, None] * cdf_BV[:, -1:]) & positive_BV
   # u * total may round up to the total: then it is the last possible id.
-  last_B = probs_BV.shape[-1] - 1 - jnp.argmax(positive_BV[:, ::-1], axis=-1)
-  first_B = jnp.argmax(hit_BV, axis=-1)
-  return jnp.where(jnp.any(hit_BV, axis=-1), first_B, last_B).astype(jnp.int32)
+  V = probs_BV.shape[-1]
+  first_B = jnp.min(jnp.where(hit_BV, jnp.arange(V), V), axis=-1)
+  last_B = jnp.max(jnp.where(positive_BV, jnp.arange(V), 0), axis=-1)
+  return jnp.minimum(first_B, last_B).astype(jnp.int32)
 
 
 def row_keys(key, rows_B):
@@ -116,9 +118,8 @@ def failed(logits_BV):
   Such a row has no distribution; the caller reports it instead of a token.
   """
   shapes.check(logits_BV=logits_BV)
-  broken_BV = jnp.isnan(logits_BV) | jnp.isposinf(logits_BV)
-  finite_BV = jnp.isfinite(logits_BV)
-  return jnp.any(broken_BV, axis=-1) | ~jnp.any(finite_BV, axis=-1)
+  # The largest of them says all three: it is NaN, +inf or -inf.
+  return ~jnp.isfinite(jnp.max(logits_BV, axis=-1))
 
 
 def _keep(probs_BV, keep_BV):

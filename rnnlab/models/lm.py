@@ -57,6 +57,9 @@ class Generated(NamedTuple):
 RUNNING, STOPPED, FAILED = 0, 1, 2
 ENDS = {RUNNING: "limit", STOPPED: "stop", FAILED: "failed"}
 HOW = ("limit", "temperature", "top_k", "top_p")
+# Steps of generation whose random numbers are drawn at once: at every step for
+# itself, that took a tenth of the time (W7x64).
+AHEAD = 64
 
 
 def make(
@@ -227,20 +230,26 @@ def _generating(cell, output_weight, finish):
     # At V rows, projecting the table once replaces a product in every step.
     table = scan.project_table(cell, params["cells"], params["embed_VD"])
 
+    def ahead(t, _):
+      draw = partial(sampling.uniforms, keys_B)
+      return jax.vmap(draw)(t + jnp.arange(AHEAD))
+
     def going(loop):
-      cursor, out = loop
+      cursor, out, _ = loop
       running = jnp.any(cursor.end_B == RUNNING)
       return running & (cursor.t < start + limit)
 
     def draw(loop):
-      cursor, out = loop
+      cursor, out, uniform_SB = loop
+      i = (cursor.t - start) % AHEAD
+      had = cursor.t, uniform_SB
+      uniform_SB = lax.cond(i == 0, ahead, lambda t, old: old, *had)
       u = scan.read(table, cursor.token_B)
       carry, h_HB = scan.step(cell, params["cells"], cursor.carry, u)
       h_BH = backend.materialised(h_HB.T)
       logits_BV = finish(params, nn.product(h_BH, w_HV))
       probs_BV = sampling.probabilities(logits_BV, **how)
-      uniform_B = sampling.uniforms(keys_B, cursor.t)
-      token_B = sampling.pick(probs_BV, uniform_B)
+      token_B = sampling.pick(probs_BV, uniform_SB[i])
       running_B = cursor.end_B == RUNNING
       failed_B = running_B & sampling.failed(logits_BV)
       drawn_B = running_B & ~failed_B
@@ -267,7 +276,7 @@ def _generating(cell, output_weight, finish):
         jnp.where(failed_B, FAILED, end_B),
         cursor.t + 1,
       )
-      return cursor, out
+      return cursor, out, uniform_SB
 
     start = cursor.t
     shape = (cursor.token_B.shape[0], limit)
@@ -278,7 +287,8 @@ def _generating(cell, output_weight, finish):
       None,
     )
     cursor = cursor._replace(t=jnp.asarray(cursor.t))
-    cursor, out = lax.while_loop(going, draw, (cursor, out))
+    drawn_SB = jnp.zeros((AHEAD, shape[0]))
+    cursor, out, _ = lax.while_loop(going, draw, (cursor, out, drawn_SB))
     return out._replace(cursor=cursor)
 
   return generate
