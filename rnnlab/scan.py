@@ -154,7 +154,7 @@ def trace(
     xs = steps._replace(x=_project(cell, params, steps.x))
 
   def body(carry, step):
-    carry, out, entry, a = _step(
+    carry, out, entry, a, _ = _step(
       cell, weights, memory, table, start, carry, step
     )
     u = step.x if table is None else read(table, step.x)
@@ -279,23 +279,33 @@ def _drive(cell, weights, memory, entry, u):
 
 
 def _step(cell, weights, memory, table, start, carry, step):
-  """One step: (carry, out, entry, a); entry is the carry after a reset."""
+  """One step: (carry, out, entry, a, twice).
+
+  entry is the carry after a reset. twice says of the carry's leaves that are
+  leaves of the output as well which ones: {number: number there}.
+  """
   entry = carry
   if step.reset_TB is not None:
     entry = _where(step.reset_TB, start, carry)
   u = step.x if table is None else read(table, step.x)
   a = _drive(cell, weights, memory, entry, u)
   new, out = cell.update(entry, a, memory)
+  shown = {id(leaf): at for at, leaf in _numbered(out).items()}
+  twice = {
+    i: shown.pop(id(leaf))
+    for i, leaf in _numbered(new).items()
+    if id(leaf) in shown
+  }
   if step.mask_TB is not None:
     new, out = _where(step.mask_TB, (new, out), (entry, _zeros(out)))
-  return new, out, entry, a
+  return new, out, entry, a, twice
 
 
 def _plain(cell, reverse, unroll, params, memory, table, start, carry, steps):
   weights = cell.weights(params, False)
 
   def body(carry, step):
-    carry, out, _, _ = _step(cell, weights, memory, table, start, carry, step)
+    carry, out, *_ = _step(cell, weights, memory, table, start, carry, step)
     return carry, out
 
   if table is None:
@@ -306,7 +316,8 @@ def _plain(cell, reverse, unroll, params, memory, table, start, carry, steps):
 # The fused BPTT. Left to JAX, the backward loop would add a weight gradient of
 # the weights' full size at every step. Here it carries the cotangent of the
 # carry alone and emits those of the pre-activations; the weight gradients are
-# then products over all steps at once (dU = sum_t da_t h_{t-1}^T).
+# then products over all steps at once (dU = sum_t da_t h_{t-1}^T). What of a
+# carry is the output as well is stored once (a tenth of rows W1 and W4).
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused(cell, reverse, unroll, params, memory, table, start, carry, steps):
   args = (params, memory, table, start, carry, steps)
@@ -316,21 +327,45 @@ def _fused(cell, reverse, unroll, params, memory, table, start, carry, steps):
 def _fused_fwd(
   cell, reverse, unroll, params, memory, table, start, carry, steps
 ):
-  weights = cell.weights(params, False)
+  weights, traced = cell.weights(params, False), {}
 
   def body(carry, step):
-    carry, out, entry, a = _step(
+    new, out, entry, a, twice = _step(
       cell, weights, memory, table, start, carry, step
     )
-    return carry, (out, entry, a)
+    traced.update(twice=twice, out=jax.tree.structure(out))
+    after, out, entry = map(_numbered, (new, out, entry))
+    for i, at in twice.items():
+      del out[at], entry[i]
+    return new, ({i: after[i] for i in twice}, out, entry, a)
 
   xs = steps
   if table is None:
     xs = steps._replace(x=_project(cell, params, steps.x))
-  carry, (out, entry, a) = lax.scan(
+  last, (after, out, entry, a) = lax.scan(
     body, carry, xs, reverse=reverse, unroll=unroll
   )
-  return (carry, out), (params, memory, table, start, steps, entry, a)
+  first, restored = _numbered(carry), _numbered(start)
+  for i, at in traced["twice"].items():
+    entry[i] = _before(first[i], after[i], reverse)
+    if steps.reset_TB is not None:
+      reset = jax.vmap(_where, (0, None, 0))
+      entry[i] = reset(steps.reset_TB, restored[i], entry[i])
+    out[at] = jax.vmap(_where, (0, 0, None))(steps.mask_TB, after[i], 0)
+  out = traced["out"].unflatten(out[i] for i in sorted(out))
+  entry = jax.tree.structure(carry).unflatten(entry[i] for i in sorted(entry))
+  return (last, out), (params, memory, table, start, steps, entry, a)
+
+
+def _numbered(tree):
+  return dict(enumerate(jax.tree.leaves(tree)))
+
+
+def _before(first, c_THB, reverse):
+  """What every step reads of a carry, from what it leaves and the first."""
+  if reverse:
+    return jnp.concatenate([c_THB[1:], first[None]])
+  return jnp.concatenate([first[None], c_THB[:-1]])
 
 
 def _fused_bwd(cell, reverse, unroll, saved, cotangents):
