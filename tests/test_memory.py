@@ -1,5 +1,7 @@
 """The memory planner: predicted and compiled bytes, and the chunk that fits."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -45,9 +47,21 @@ def test_what_is_predicted_is_what_is_compiled(name, B, T, chunk):
   assert said == pytest.approx(found, rel=0.15)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("hidden", [64, 256])
+@pytest.mark.parametrize("T", [256, 2048, 8192])
+def test_what_is_predicted_of_any_size_is_what_is_compiled(name, hidden, T):
+  cell, params, step = layer({"name": name}, hidden, 64)
+  for B, chunk in itertools.product((1, 8, 64), (None, 1, 16, 100, 128)):
+    said = memory.predict([step], B, T, chunk)
+    found = memory.compiled(cell, params, B, T, 64, chunk)
+    assert said == pytest.approx(found, rel=0.15), (B, chunk)
+
+
 def test_training_grows_with_the_steps_and_generating_does_not():
   cell, params, step = layer({"name": "lstm"})
-  plain = [memory.predict([step], 4, T) - step.weights for T in (64, 512)]
+  plain = [memory.predict([step], 4, T) for T in (64, 512)]
   assert plain[1] == 8 * plain[0]
   found = [memory.generating(cell, params, 4, T, 16) for T in (64, 4096)]
   assert found[0] == found[1] < plain[0]

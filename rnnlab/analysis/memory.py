@@ -4,8 +4,8 @@ In numbers a step and row, by a cell's shapes alone: E of the carry, U of the
 projected input, A of the pre-activations, O of the output, D of the input. With
 W numbers in the weights that the loop reads and P in all parameters
 
-  plain     B T (E + A + 2 U + O) + W              (what every step keeps)
-  chunks    B T (E / k + O + D) + B k (E + A + 2 U + O + D) + W + P
+  plain     B T (E + A + U + O) + max(B T U, W)
+  chunks    B T (E / k + O + D) + max(B k (E + A + 2 U + O + D), W) + P
 
 since with chunks of k steps the carries at their borders stay, and the steps of
 one chunk at a time. The first falls with k and the second grows, so the least
@@ -83,24 +83,28 @@ def predict(steps, B, T, chunk=None) -> int:
   weights, several = sum(s.weights for s in steps), len(steps) > 1
   if chunk is None:
     kept = sum(s.carry + s.activations + several * s.out for s in steps)
-    at_work = max(2 * s.inputs for s in steps) + steps[-1].out
-    return B * T * (kept + at_work) + weights
+    inputs = max(s.inputs for s in steps)
+    at_work = B * T * inputs + max(B * T * inputs, weights)
+    return B * T * (kept + steps[-1].out) + at_work
   n, k = -(-T // chunk), min(chunk, T)
   whole = sum(n * s.carry + n * chunk * (s.out + s.x) for s in steps)
-  if T % chunk:
-    # Filling up the last chunk copies all outputs' cotangents; of a single row
-    # some of the inputs too.
-    whole += T * (steps[-1].out + (steps[0].x // 2 if B == 1 else 0))
   # The chunk of one layer goes back before that of the one above is let go.
-  inside = (1 + several) * max(k * (s.kept + s.x) for s in steps)
+  inside = B * (1 + several) * max(k * (s.kept + s.x) for s in steps)
   most = max(s.params for s in steps)
   if chunk > 1:
-    most += weights
+    inside = max(inside, weights)
   elif B > 1:
     # With a step a chunk the compiler copies stored carries, before the sums of
     # the weights' gradients are there.
     most = max([most, *(B * n * s.carry for s in steps if s.arrays == 1)])
-  return B * (whole + inside) + most
+  at_work = inside + most
+  if T % chunk:
+    # Filling up the last chunk copies the inputs, of which half stay; of a
+    # single row also the outputs' cotangents.
+    x = B * T * steps[0].x
+    copied = x + (T * steps[-1].out if B == 1 else 0)
+    at_work = max(at_work + x // 2, copied)
+  return B * whole + at_work
 
 
 def plan(steps, B, T, budget, beside=0) -> Plan:
