@@ -66,7 +66,8 @@ def sensitivity(curves, path):
   """Norms against the distance, on a logarithmic axis; returns the path.
 
   curves: {recurrence: {"distance": D of them, name of CURVES: D triples of
-  log10, 10, 50 and 90 % over rows}}. The band is from 10 to 90 %.
+  log10, 10, 50 and 90 % over rows}}. The band is from 10 to 90 %. The bound may
+  leave the picture at the top: all others would be one line beside it.
   """
   figure, grid = canvas.figure(1, len(curves), (9, 3.4 * len(curves)))
   from matplotlib.ticker import MaxNLocator
@@ -82,6 +83,13 @@ def sensitivity(curves, path):
       axes.plot(own["distance"], middle, style, linewidth=2, **drawn)
       if curve == "product":
         axes.fill_between(own["distance"], low, high, color=colour, alpha=0.2)
+    others = np.concatenate(
+      [own[c] for c in CURVES if c in own and c != "bound"]
+    )
+    others = others[np.isfinite(others)]
+    if len(others):
+      room = 0.25 * max(np.ptp(others), 1)
+      axes.set_ylim(others.min() - room / 4, others.max() + room)
     axes.set_title(name)
     axes.set_xlabel("distance to the last step (steps)")
     axes.set_ylabel("factor on a change of state (no unit)")
