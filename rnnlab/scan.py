@@ -317,7 +317,7 @@ def _plain(cell, reverse, unroll, params, memory, table, start, carry, steps):
 # the weights' full size at every step. Here it carries the cotangent of the
 # carry alone and emits those of the pre-activations; the weight gradients are
 # then products over all steps at once (dU = sum_t da_t h_{t-1}^T). What of a
-# carry is the output as well is stored once (a tenth of rows W1 and W4).
+# carry is the output as well is stored once (a tenth of row W4).
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused(cell, reverse, unroll, params, memory, table, start, carry, steps):
   args = (params, memory, table, start, carry, steps)
