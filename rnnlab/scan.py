@@ -370,7 +370,6 @@ def _before(first, c_THB, reverse):
 
 def _fused_bwd(cell, reverse, unroll, saved, cotangents):
   params, memory, table, start, steps, entries, activations = saved
-  dcarry, dout = cotangents
 
   def inputs(params, table, x):
     if table is None:
@@ -382,66 +381,11 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     lambda u: jnp.zeros(u.shape, u.dtype),
     jax.eval_shape(inputs, params, table, steps.x),
   )
-  u = jax.tree.map(lambda u: jnp.zeros(u.shape[1:], u.dtype), u_T)
   weights, pull_weights = jax.vjp(
     lambda params: cell.weights(params, backend.gate_by_gate()), params
   )
-  flipped = _flip(weights)
-
-  def body(cotangent, xs):
-    dcarry, dstart, a, slots = cotangent
-    t, dout, step, entry = xs
-    weights = _transpose(flipped)
-    dpass, dnew = None, dcarry
-    if step.mask_TB is not None:
-      zero = _zeros((dcarry, dout))
-      dpass = _where(step.mask_TB, zero[0], dcarry)
-      dnew, dout = _where(step.mask_TB, (dcarry, dout), zero)
-    _, pull = jax.vjp(lambda e, a: cell.update(e, a, memory), entry, a)
-    dentry, da = pull((dnew, dout))
-    for i in reversed(range(len(cell.drive))):
-
-      def stage(entry, earlier, i=i):
-        return cell.drive[i](weights, entry, u, earlier, memory)
-
-      _, pull = jax.vjp(stage, entry, a[:i])
-      more, dearlier = pull(da[i])
-      dentry = jax.tree.map(jnp.add, dentry, more)
-      da = (*jax.tree.map(jnp.add, da[:i], dearlier), *da[i:])
-    if dpass is not None:
-      dentry = jax.tree.map(jnp.add, dentry, dpass)
-    dcarry = dentry
-    if step.reset_TB is not None:
-      zero = _zeros(dentry)
-      dcarry = _where(step.reset_TB, zero, dentry)
-      dfired = _where(step.reset_TB, dentry, zero)
-      dstart = jax.tree.map(jnp.add, dstart, dfired)
-    # What was stored of a step makes room for its cotangent. The next step's
-    # is read after that, or the compiler would copy all slots at every step.
-    slots = jax.tree.map(partial(put, t), slots, da)
-    a = at(t + 1 if reverse else t - 1, slots)
-    # Only where there is a memory are the update's cotangents needed later.
-    dupdate = None if memory is None else (dnew, dout)
-    return (dcarry, dstart, a, slots), dupdate
-
-  # Both clamp t, where indices would be compared and selected by at every step.
-  how = {"axis": 0, "allow_negative_indices": False}
-
-  def put(t, slot, d):
-    return lax.dynamic_update_index_in_dim(slot, d, t, **how)
-
-  def at(t, slots):
-    one = partial(lax.dynamic_index_in_dim, index=t, keepdims=False, **how)
-    return jax.tree.map(one, slots)
-
-  T = len(steps.x)
-  last = at(0 if reverse else T - 1, activations)
-  (dcarry, dstart, _, da_T), dupdate_T = lax.scan(
-    body,
-    (dcarry, _zeros(start), last, activations),
-    (jnp.arange(T), dout, steps._replace(x=None), entries),
-    reverse=not reverse,
-    unroll=unroll,
+  dcarry, dstart, da_T, dupdate_T = _back_in_time(
+    cell, reverse, unroll, weights, u_T, saved, cotangents
   )
 
   def steps_at_once(weights, memory, u_T):
@@ -470,6 +414,78 @@ def _fused_bwd(cell, reverse, unroll, saved, cotangents):
     _, pull = jax.vjp(lambda table: inputs(params, table, steps.x), table)
     (dtable,), dx = pull(du_T), None
   return dparams, dmemory, dtable, dstart, dcarry, Steps(dx)
+
+
+def _back_in_time(cell, reverse, unroll, weights, u_T, saved, cotangents):
+  """The backward loop: cotangents of the first carry, of what resets restore,
+  of all pre-activations and, where there is a memory, of all updates."""
+  _, memory, _, start, steps, entries, activations = saved
+  dcarry, dout = cotangents
+  u = jax.tree.map(lambda u: jnp.zeros(u.shape[1:], u.dtype), u_T)
+  flipped, T = _flip(weights), len(steps.x)
+
+  def body(cotangent, xs):
+    dcarry, dstart, a, slots = cotangent
+    t, dout, step, entry = xs
+    dpass, dnew = None, dcarry
+    if step.mask_TB is not None:
+      zero = _zeros((dcarry, dout))
+      dpass = _where(step.mask_TB, zero[0], dcarry)
+      dnew, dout = _where(step.mask_TB, (dcarry, dout), zero)
+    dentry, da = _back_one_step(
+      cell, _transpose(flipped), memory, u, entry, a, (dnew, dout)
+    )
+    if dpass is not None:
+      dentry = jax.tree.map(jnp.add, dentry, dpass)
+    dcarry = dentry
+    if step.reset_TB is not None:
+      zero = _zeros(dentry)
+      dcarry = _where(step.reset_TB, zero, dentry)
+      dfired = _where(step.reset_TB, dentry, zero)
+      dstart = jax.tree.map(jnp.add, dstart, dfired)
+    # What was stored of a step makes room for its cotangent. The next step's
+    # is read after that, or the compiler would copy all slots at every step.
+    slots = jax.tree.map(partial(put, t), slots, da)
+    a = at(t + 1 if reverse else t - 1, slots)
+    # Only where there is a memory are the update's cotangents needed later.
+    dupdate = None if memory is None else (dnew, dout)
+    return (dcarry, dstart, a, slots), dupdate
+
+  # Both clamp t, where indices would be compared and selected by at every step.
+  how = {"axis": 0, "allow_negative_indices": False}
+
+  def put(t, slot, d):
+    return lax.dynamic_update_index_in_dim(slot, d, t, **how)
+
+  def at(t, slots):
+    one = partial(lax.dynamic_index_in_dim, index=t, keepdims=False, **how)
+    return jax.tree.map(one, slots)
+
+  last = at(0 if reverse else T - 1, activations)
+  (dcarry, dstart, _, da_T), dupdate_T = lax.scan(
+    body,
+    (dcarry, _zeros(start), last, activations),
+    (jnp.arange(T), dout, steps._replace(x=None), entries),
+    reverse=not reverse,
+    unroll=unroll,
+  )
+  return dcarry, dstart, da_T, dupdate_T
+
+
+def _back_one_step(cell, weights, memory, u, entry, a, cotangents):
+  """The cotangents of what a step read of the carry, and of its stages."""
+  _, pull = jax.vjp(lambda e, a: cell.update(e, a, memory), entry, a)
+  dentry, da = pull(cotangents)
+  for i in reversed(range(len(cell.drive))):
+
+    def stage(entry, earlier, i=i):
+      return cell.drive[i](weights, entry, u, earlier, memory)
+
+    _, pull = jax.vjp(stage, entry, a[:i])
+    more, dearlier = pull(da[i])
+    dentry = jax.tree.map(jnp.add, dentry, more)
+    da = (*jax.tree.map(jnp.add, da[:i], dearlier), *da[i:])
+  return dentry, da
 
 
 def _flip(weights):
