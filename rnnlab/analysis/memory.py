@@ -97,13 +97,15 @@ def predict(steps, B, T, chunk=None) -> int:
     # With a step a chunk the compiler copies stored carries, before the sums of
     # the weights' gradients are there.
     most = max([most, *(B * n * s.carry for s in steps if s.arrays == 1)])
+  if chunk == 1:
+    most += max(s.out**2 // 4 for s in steps)  # a gate's matrix, turned
   at_work = inside + most
   if T % chunk:
-    # Filling up the last chunk copies the inputs, of which half stay; of a
-    # single row also the outputs' cotangents.
+    # Filling up the last chunk copies the inputs (half of the copy may stay);
+    # of a single row also the outputs' cotangents.
     x = B * T * steps[0].x
     copied = x + (T * steps[-1].out if B == 1 else 0)
-    at_work = max(at_work + x // 2, copied)
+    at_work = max(at_work + x, copied)
   return B * whole + at_work
 
 
