@@ -20,6 +20,13 @@ def kind() -> str:
   return os.environ.get("RNNLAB_TUNE_FOR") or jax.default_backend()
 
 
+def cores() -> int:
+  """How many cores this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # Linux alone says
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
 def materialised(x):
   """x as it stands, written to memory: the compiler cannot look through it.
 
@@ -56,16 +63,19 @@ def keep_memory(reserve: int = 4 << 30) -> bool:
   So freed memory stays with the process, up to what it once needed, and the
   first `reserve` bytes of it lie in pages of 2 MiB where the system has them.
   On Linux with glibc alone; RNNLAB_KEEP_MEMORY=0 leaves all as it was. It acts
-  on what is taken after the call.
+  on what is taken after the call, which has to come before jax's first array.
   """
   wanted = os.environ.get("RNNLAB_KEEP_MEMORY", "1") != "0"
   if not wanted or platform.libc_ver()[0] != "glibc":
     return False
+  # A program takes its memory in the thread that runs it, and the heap of the
+  # main thread alone can hold blocks of more than 64 MiB. Not one heap for all
+  # threads: compiling would tear it to pieces (names, a third slower).
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
   libc = ctypes.CDLL(None)
-  trim, maps, arenas = -1, -4, -8  # of mallopt, from malloc.h
+  trim, maps = -1, -4  # of mallopt, from malloc.h
   libc.mallopt(trim, 2**31 - 1)
   libc.mallopt(maps, 0)
-  libc.mallopt(arenas, 1)
   libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
   libc.free.argtypes = [ctypes.c_void_p]
   libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

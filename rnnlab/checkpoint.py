@@ -15,6 +15,7 @@ import logging
 import operator
 import os
 import shutil
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -274,12 +275,15 @@ def _as(leaf, array, key_impl):
 # Directories
 
 
+# Threads save one after another: orbax logs through one logger.
+_ORBAX = threading.Lock()
+
+
 @contextlib.contextmanager
 def _checkpointer():
   # Synchronous: a save that fails is known at once, and nothing is pending
   # when the process ends. Silent: what orbax logs as an error it also raises.
   logger = logging.getLogger("absl")
-  before, logger.disabled = logger.disabled, True
   # What is saved here is the caller's own, so where jax has connected several
   # processes orbax shall not wait for the others.
   alone = {
@@ -290,11 +294,13 @@ def _checkpointer():
     )
   }
   handler = ocp.StandardCheckpointHandler(**alone)
-  try:
-    with ocp.Checkpointer(handler, **alone) as checkpointer:
-      yield checkpointer
-  finally:
-    logger.disabled = before
+  with _ORBAX:
+    before, logger.disabled = logger.disabled, True
+    try:
+      with ocp.Checkpointer(handler, **alone) as checkpointer:
+        yield checkpointer
+    finally:
+      logger.disabled = before
 
 
 def _write_arrays(path, arrays):

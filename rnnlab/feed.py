@@ -1,5 +1,7 @@
 """Training batches, K at a time, on the devices."""
 
+from concurrent import futures
+
 import jax
 import numpy as np
 
@@ -17,16 +19,20 @@ class Feed:
   def __init__(self, task, mesh, K, end):
     self._task, self._mesh, self._K, self._end = task, mesh, K, end
     self._batches, self._position, self._ahead = None, None, []
-    self._last = None, None
+    self._thread, self._next = futures.ThreadPoolExecutor(1), (None, None)
 
   def at(self, step: int):
     """(stop, batches_K) of the call that begins there; None at the end.
 
     K updates, or fewer up to a multiple of K, the end or another shape.
     """
-    if self._last[0] != step:
-      self._last = step, self._prepare(step)
-    return self._last[1]
+    self.soon(step)
+    return self._next[1].result()
+
+  def soon(self, step: int) -> None:
+    """Prepares, in a thread of its own, what `at` will be asked for."""
+    if self._next[0] != step:
+      self._next = step, self._thread.submit(self._prepare, step)
 
   def _prepare(self, step):
     stop = min(self._end or NO_END, (step // self._K + 1) * self._K)

@@ -7,13 +7,15 @@ answered, so it need not know whether it stands alone or beside others.
     abreast(runs, program)    several at once: their states are stacked, and one
                               vmapped call moves them all
 
-Runs that are trained one after another and share what is `Shared` compile once
-as well.
+Runs that are trained one after another, or in threads of their own, and share
+what is `Shared` compile once as well.
 """
 
 import collections
 import fnmatch
 import functools
+import threading
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rnnlab import monitor, parallel, strict_json
-from rnnlab.update import counted, evaluate, init_state, make_train_steps
+from rnnlab.update import Counted, evaluate, init_state, make_train_steps
 
 # Settings that no compiled program knows of: init alone reads them, they are
 # data to it, as the optimiser's numbers are, or say when one is called.
@@ -48,6 +50,15 @@ class Step(NamedTuple):
   batches_K: Any
   stop: int
   elapsed: float
+  numbers: dict
+
+
+class Soon(NamedTuple):
+  """Says that Steps are to come, of such shapes: a Future of their program, or
+  None where nobody prepares it."""
+
+  state: Any  # shapes
+  batches_K: Any
   numbers: dict
 
 
@@ -84,7 +95,19 @@ class Program:
     # it costs little beside the gradients): each process can read and save it.
     whole = parallel.whole(self.mesh)
     how = {"donate_argnums": donated, "out_shardings": whole}
-    return counted(name, function, self.compilations, **how)
+    return Counted(name, function, self.compilations, **how)
+
+  def ahead(self, soon: Soon):
+    """Compiles `train_steps` in a thread, beside what else is compiled."""
+    if parallel.connected():  # which compile in one order
+      return None
+    whole = parallel.whole(self.mesh)
+    shapes = jax.tree.map(lambda x: x.update(sharding=whole), soon.state)
+    args = shapes, soon.batches_K, np.int32(0), np.float32(0), soon.numbers
+    pool = futures.ThreadPoolExecutor(1)
+    future = pool.submit(self.train_steps.compile, *args)
+    pool.shutdown(wait=False)
+    return future
 
   def abreast(self, same_batches: bool):
     """(train_steps, report) of several members, in tuples, a place a member.
@@ -141,15 +164,16 @@ class Shared:
 
   def __init__(self):
     self.programs, self._tasks, self._inits = {}, {}, {}
+    self._making = threading.Lock()
 
   def task(self, config, make):
     """The task of these settings; make() builds it."""
-    return _once(self._tasks, _data(config), make)
+    return self._once(self._tasks, _data(config), make)
 
   def program(self, config, task, optimizer, mesh) -> Program:
     """The program of these settings."""
     made = functools.partial(Program, task, optimizer, mesh)
-    return _once(self.programs, kind(config), made)
+    return self._once(self.programs, kind(config), made)
 
   def init(self, config, task, optimizer, mesh):
     """(key) -> the state before the first update, compiled."""
@@ -158,17 +182,17 @@ class Shared:
       function = functools.partial(init_state, task, optimizer)
       return jax.jit(function, out_shardings=parallel.whole(mesh))
 
-    return _once(self._inits, (_data(config), kind(config)), made)
+    return self._once(self._inits, (_data(config), kind(config)), made)
+
+  def _once(self, made, key, make):
+    with self._making:
+      if key not in made:
+        made[key] = make()
+      return made[key]
 
 
 def _data(config):
   return strict_json.dumps([config["task"], config["model"]])
-
-
-def _once(made, key, make):
-  if key not in made:
-    made[key] = make()
-  return made[key]
 
 
 def _apart(stacked, members):
@@ -203,6 +227,8 @@ def alone(run, program: Program):
 
 
 def _answer(ask, program):
+  if isinstance(ask, Soon):
+    return program.ahead(ask)
   if isinstance(ask, Report):
     return evaluate(program.report, *ask)
   if isinstance(ask, Watch):
@@ -224,7 +250,8 @@ def abreast(runs, program: Program, same_batches: bool) -> list:
   def proceed(run, answer=None):
     asks.pop(run, None)
     try:
-      asks[run] = runs[run].send(answer)
+      ask = runs[run].send(answer)
+      asks[run] = runs[run].send(None) if isinstance(ask, Soon) else ask
     except StopIteration as end:
       results[run] = end.value
     except (Exception, SystemExit) as error:  # it has saved what it had to

@@ -1,6 +1,7 @@
 """How far a long job is, on stderr: a bar in a terminal, lines elsewhere."""
 
 import sys
+import threading
 import time
 
 from rich.console import Console
@@ -16,11 +17,11 @@ class Progress:
 
   In a terminal the bar redraws in place. Elsewhere a line is printed at most
   every few seconds, and whenever `update(..., keep=True)` asks for it. shown:
-  False prints nothing.
+  False prints nothing. Threads may share it.
   """
 
   def __init__(self, title: str, shown: bool = True):
-    self._console = Console(stderr=True)
+    self._console, self._lock = Console(stderr=True), threading.RLock()
     self._shown, self._bar = shown, None
     if shown and self._console.is_terminal:
       columns = (
@@ -44,25 +45,27 @@ class Progress:
 
   def update(self, share: float, text: str, keep: bool = False) -> None:
     """share: done so far, 0 to 1. keep: the figures stay readable."""
-    now = time.monotonic()
-    if self._first is None:
-      # What a resumed job had done before says nothing of this one's speed.
-      self._first, self._start = share, now
-    done = share - self._first
-    if done > 0:
-      text += f"  left {clock((now - self._start) / done * (1 - share))}"
-    if self._bar:
-      self._bar.update(self._job, completed=share, text=text)
-    if keep or (not self._bar and now - self._last >= LINE_EVERY):
-      self._last = now
-      self.say(text)
+    with self._lock:
+      now = time.monotonic()
+      if self._first is None:
+        # What a resumed job had done before says nothing of this one's speed.
+        self._first, self._start = share, now
+      done = share - self._first
+      if done > 0:
+        text += f"  left {clock((now - self._start) / done * (1 - share))}"
+      if self._bar:
+        self._bar.update(self._job, completed=share, text=text)
+      if keep or (not self._bar and now - self._last >= LINE_EVERY):
+        self._last = now
+        self.say(text)
 
   def say(self, text: str) -> None:
     """Prints a line above the bar."""
-    if self._bar:
-      self._bar.console.print(text, highlight=False, markup=False)
-    elif self._shown:
-      print(text, file=sys.stderr, flush=True)
+    with self._lock:
+      if self._bar:
+        self._bar.console.print(text, highlight=False, markup=False)
+      elif self._shown:
+        print(text, file=sys.stderr, flush=True)
 
   def parts(self, names) -> list["Part"]:
     """One progress for each of several jobs, shown together as this one."""

@@ -19,6 +19,7 @@ import operator
 import re
 import time
 import traceback
+from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ def run(
   workdir,
   paddings=(),
   together=None,
+  stacked=None,
   part="",
   half_lives=False,
   shared=None,
@@ -108,19 +110,23 @@ def run(
   recorded with its error, and tried again by the next call; a run that has
   ended is left as it is.
 
-  together: train so many points at once where they share a program; 1 is one
-  after another; None is 1 on a CPU, where that is faster, and else 16. part:
-  what the names of the table and the lock end with, where several processes
-  have a share each. half_lives: measure also what the gates keep on validation
-  examples, before the first update and at the best checkpoint: the half-life of
-  the direct path in steps, the median over units, a column a gate. shared: a
-  `program.Shared`, for who wants to know what was compiled.
+  together: train so many points at once; 1 is one after another. stacked: at
+  once means in one vmapped call for those that share a program, rather than in
+  threads, each of which computes what a run alone does, bit for bit. By default
+  one thread a core on a CPU, where that is faster, and else 16 in a call; of
+  points that have a wall-clock budget one at a time. part: what the names of
+  the table and the lock end with, where several processes have a share each.
+  half_lives: measure also what the gates keep on validation examples, before
+  the first update and at the best checkpoint: the half-life of the direct path
+  in steps, the median over units, a column a gate. shared: a `program.Shared`,
+  for who wants to know what was compiled.
   """
   paddings = sorted({*paddings} - {0})
   if paddings and paddings[0] < 0:
     raise ValueError(f"extra padding must be at least 0, not {paddings[0]}")
-  if together is None:
-    together = 1 if backend.kind() == "cpu" else 16
+  if stacked is None:
+    stacked = backend.kind() != "cpu"
+  together = together or (16 if stacked else backend.cores())
   rows = [
     {"point": point.name, **point.settings, "status": "waiting", "error": ""}
     for point in points
@@ -135,58 +141,96 @@ def run(
     directory.acquire()
     _write(table, rows)
     parts = progress.parts([point.name for point in points])
-    for members in _calls(points, together):
-      results = _trained(
-        [
-          (points[i], directory.path / points[i].name, parts[i])
-          for i in members
-        ],
-        shared,
-      )
-      for i, result in zip(members, results, strict=True):
-        workdir = directory.path / points[i].name
-        rows[i] |= _outcome(result, points[i], workdir, *more)
-        parts[i].update(1, _told(rows[i]), keep=True)
+    members = [
+      (point.config, directory.path / point.name, own)
+      for point, own in zip(points, parts, strict=True)
+    ]
+    for i, result in _results(members, together, stacked, shared):
+      point, workdir, own = points[i], members[i][1], parts[i]
+      rows[i] |= _outcome(result, point, workdir, *more)
+      own.update(1, _told(rows[i]), keep=True)
       _write(table, rows)
   return rows
 
 
-def _calls(points, together):
-  """The numbers of the points that are trained at once, call by call."""
-  if together == 1:
-    return [[i] for i in range(len(points))]
-  kinds, calls = {}, []
-  for i, point in enumerate(points):
-    if point.config["train"].get("seconds"):
-      calls.append([i])  # a budget of its own
+def _results(members, together, stacked, shared):
+  """(number, result) of each member as it ends.
+
+  members: of (config, workdir, progress). A result is what became of it, a
+  record or an Exception, and the seconds.
+  """
+  rest = {}
+  for i, member in enumerate(members):
+    if together == 1 or member[0]["train"].get("seconds"):
+      yield i, _result(member, shared)
     else:
-      kinds.setdefault(program.kind(point.config), []).append(i)
-  for members in kinds.values():
+      rest[i] = member
+  if not stacked:
+    yield from _threads(rest, together, shared)
+    return
+  kinds = {i: program.kind(config) for i, (config, *_) in rest.items()}
+  for call in _calls(kinds, together):
+    if len(call) == 1:
+      yield call[0], _result(members[call[0]], shared)
+      continue
+    began = time.monotonic()
+    results = train.train_abreast([members[i] for i in call], shared)
+    took = _since(began)
+    yield from ((i, (r, took)) for i, r in zip(call, results, strict=True))
+
+
+def _result(member, shared, signalled=None):
+  config, workdir, progress = member
+  began = time.monotonic()
+  try:
+    result = train.train(config, workdir, None, shared, progress, signalled)
+  except Exception as error:
+    result = error
+  return result, _since(began)
+
+
+def _since(began):
+  return round(time.monotonic() - began, 3)
+
+
+def _threads(members, count, shared):
+  """`_results` of members, by number, that are trained `count` at a time.
+
+  jax computes in order what one thread asks for, and beside it what others do:
+  small runs, of which each keeps one core busy.
+  """
+
+  def job(member):
+    if signalled:
+      raise SystemExit("stopped by a signal; the same command goes on")
+    return _result(member, shared, signalled)
+
+  with (
+    train.interruptible() as signalled,
+    futures.ThreadPoolExecutor(count) as pool,
+  ):
+    jobs = {pool.submit(job, member): i for i, member in members.items()}
+    try:
+      for done in futures.as_completed(jobs):
+        yield jobs[done], done.result()
+    finally:
+      signalled.append(None)  # what is under way saves and ends, no more begin
+
+
+def _calls(kinds, together):
+  """The numbers of the points that are stacked, call by call.
+
+  kinds: {number: of its program}.
+  """
+  groups, calls = {}, []
+  for i, kind in kinds.items():
+    groups.setdefault(kind, []).append(i)
+  for members in groups.values():
     # Of one size where they divide: as many members, so many programs.
     n = -(-len(members) // together)
     cuts = [len(members) * i // n for i in range(n + 1)]
     calls += [members[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
   return calls
-
-
-def _trained(members, shared):
-  """What became of each member, a record or an Exception; and the seconds."""
-  began = time.monotonic()
-  if len(members) > 1:
-    members = [
-      (p.config, workdir, progress) for p, workdir, progress in members
-    ]
-    results = train.train_abreast(members, shared)
-  else:
-    ((point, workdir, progress),) = members
-    try:
-      results = [
-        train.train(point.config, workdir, shared=shared, progress=progress)
-      ]
-    except Exception as error:
-      results = [error]
-  took = round(time.monotonic() - began, 3)
-  return [(result, took) for result in results]
 
 
 def _outcome(result, point, workdir, *more):

@@ -34,7 +34,7 @@ from rnnlab import (
 from rnnlab.data import batching
 from rnnlab.feed import Feed
 from rnnlab.plan import History, Plan
-from rnnlab.program import Report, Shared, Step, Watch, abreast, alone
+from rnnlab.program import Report, Shared, Soon, Step, Watch, abreast, alone
 from rnnlab.progress import Progress
 from rnnlab.update import accumulating, init_state
 
@@ -45,28 +45,29 @@ def train(
   started: float | None = None,
   shared: Shared | None = None,
   progress: Progress | None = None,
+  signalled: list | None = None,
 ) -> dict:
   """Trains as config says, in workdir; the same call again goes on.
 
   config: nested plain values under `seed`, `task`, `model`, `opt`, `train`; all
   is checked before anything is written, and ValueError names the field.
   started: when the wall-clock budget began (time.monotonic()), by default now.
-  shared: what the runs of this process have in common. Returns the final
-  record; its "val/nll" (or the task's own metric) is that of the final
-  parameters. A run that has ended is left alone and its record returned again.
+  shared: what the runs of this process have in common. signalled: the list of
+  an `interruptible` around several runs. Returns the final record; its
+  "val/nll" (or the task's own metric) is that of the final parameters. A run
+  that has ended is left alone and its record returned again.
 
   Several processes call this alike, on one file system. The first of them alone
   writes; a ValueError or OSError of one that concerns the run ends all.
   """
   run = Run(config, started, shared or Shared())
-  if progress is None:
-    with Progress("train", shown=parallel.first()) as progress:
-      return _train(run, workdir, progress)
-  return _train(run, workdir, progress)
-
-
-def _train(run, workdir, progress):
-  with run.claim(workdir) as directory, _interruptible() as signalled:
+  with contextlib.ExitStack() as held:
+    if progress is None:
+      shown = Progress("train", shown=parallel.first())
+      progress = held.enter_context(shown)
+    directory = held.enter_context(run.claim(workdir))
+    if signalled is None:
+      signalled = held.enter_context(interruptible())
     return alone(run.steps(directory, progress, signalled), run.program)
 
 
@@ -80,7 +81,7 @@ def train_abreast(members, shared: Shared) -> list:
   """
   results, runs, feeds = [None] * len(members), {}, {}
   with contextlib.ExitStack() as held:
-    signalled = held.enter_context(_interruptible())
+    signalled = held.enter_context(interruptible())
     for i, (config, workdir, progress) in enumerate(members):
       try:
         run = Run(config, None, shared)
@@ -215,7 +216,7 @@ class Run:
     self.directory, self.progress = directory, progress
     self.signalled = signalled
     self.log = rundir.MetricsLog(directory.metrics)
-    self._begin()
+    compiling = yield from self._begin()
     plan = dataclasses.asdict(self.plan)
     if (self.history.ended or {}).get("plan") == plan:
       progress.say(
@@ -233,6 +234,8 @@ class Run:
       yield self._asked(itertools.islice(self._validation(), 2))
     if self.validates and self.step == 0:
       yield from self._evaluate()
+    if compiling:
+      compiling.result()
     self.ready, why = self.feed.at(self.step), self._why_end()
     compilations = self.program.compilations
     while not why and not self.stopped:
@@ -266,6 +269,7 @@ class Run:
     return self._record()
 
   def _begin(self):
+    """The state to go on from; returns what `Soon` was answered with."""
     data = ", ".join(f"{name} {v}" for name, v in self.task.facts.items())
     notes = [f"data: {data}"]
     if not self.validates:
@@ -274,7 +278,10 @@ class Run:
       found = self._restore()
     what = f"what it finds in {self.directory.checkpoints}"
     parallel.same({what: checkpoint.fingerprint(found.state) if found else ""})
+    compiling = None
     if found is None:
+      if ready := self.feed.at(0):  # beside init and the first evaluation
+        compiling = yield Soon(self.like, ready[1], self.optimizer.numbers)
       self.state = self.init(self.key)
     else:
       self.state = parallel.replicate(self.mesh, found.state)
@@ -291,6 +298,7 @@ class Run:
     for note in notes:
       self.progress.say(note)
     self.mark = self.read = time.monotonic()
+    return compiling
 
   def _restore(self):
     """The newest checkpoint, or None for a run that begins."""
@@ -344,16 +352,17 @@ class Run:
   def _call(self):
     """Asks for the updates that are ready."""
     stop, batches_K = self.ready
+    self.feed.soon(stop)  # while the devices work on this call
     share = self.clock / self.plan.seconds if self.plan.seconds else 0.0
     self.state, updates = yield Step(
       self.state, batches_K, stop, share, self.optimizer.numbers
     )
     self.step, before = stop, self.pending
     self.pending = updates
-    # The answer comes before the devices have begun. While they work, the host
-    # prepares the next call and reads the one before.
-    self.ready = self.feed.at(self.step)
+    # Where the answer comes before the devices have begun, the host reads the
+    # call before while they work.
     self._read(before)
+    self.ready = self.feed.at(self.step)
 
   def _report(self, why_end):
     """What is due at this step: a row, an evaluation, a checkpoint.
@@ -492,7 +501,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def _interruptible():
+def interruptible():
   """Collects SIGINT and SIGTERM in a list, so that a run can end in order."""
   signalled, before = [], {}
   for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -241,11 +242,37 @@ def evaluate(report, params, carry, batches) -> dict[str, Mean]:
   return dict(sums)
 
 
-def counted(name, function, counts, **options):
-  """`jax.jit` that counts in counts[name] how often it compiles."""
+class Counted:
+  """`jax.jit` that counts in counts[name] how often it compiles.
 
-  def traced(*args):
-    counts[name] += 1  # runs when jax traces, and at no other time
-    return function(*args)
+  Threads that call it at the same time compile it once.
+  """
 
-  return jax.jit(traced, **options)
+  def __init__(self, name, function, counts, **options):
+    def traced(*args):
+      counts[name] += 1  # runs when jax traces, and at no other time
+      return function(*args)
+
+    self._jitted = jax.jit(traced, **options)
+    self._compiled, self._lock = set(), threading.Lock()
+
+  def __call__(self, *args):
+    self.compile(*args)
+    return self._jitted(*args)
+
+  def compile(self, *args) -> None:
+    """Compiles for such arguments, or shapes, unless that was done before."""
+    leaves, tree = jax.tree.flatten(args)
+    key = (
+      tree,
+      tuple(
+        (getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf)))
+        for leaf in leaves
+      ),
+    )
+    if key in self._compiled:
+      return
+    with self._lock:
+      if key not in self._compiled:
+        self._jitted.lower(*args).compile()
+        self._compiled.add(key)

@@ -39,9 +39,15 @@ EXTRA_PADDING = flags.DEFINE_list(
 TOGETHER = flags.DEFINE_integer(
   "together",
   None,
-  "Train so many points at once where they share a program; 1: one after "
-  "another. By default 1 on a CPU, where that is faster, and else 16.",
+  "Train so many points at once; 1: one after another. By default one a core "
+  "on a CPU and else 16.",
   lower_bound=1,
+)
+STACKED = flags.DEFINE_bool(
+  "stacked",
+  None,
+  "Whether those that share a program are one vmapped call, or have a thread "
+  "each. By default threads on a CPU, where they are faster.",
 )
 HALF_LIVES = flags.DEFINE_bool(
   "half_lives",
@@ -80,6 +86,7 @@ def main():
     WORKDIR.value,
     map(int, EXTRA_PADDING.value),
     together=TOGETHER.value,
+    stacked=STACKED.value,
     part=part,
     half_lives=HALF_LIVES.value,
     shared=shared,

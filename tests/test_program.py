@@ -1,8 +1,13 @@
 """Runs that share a compiled program: the same numbers, compiled once."""
 
+import collections
 import copy
+import functools
+import os
 import pathlib
 import runpy
+import signal
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -10,7 +15,16 @@ import pytest
 import tiny
 from conftest import all_cells
 
-from rnnlab import optim, program, settings, sweep, tasks, train, update
+from rnnlab import (
+  optim,
+  program,
+  rundir,
+  settings,
+  sweep,
+  tasks,
+  train,
+  update,
+)
 
 ROOT = pathlib.Path(__file__).parents[1]
 GATES = {"kind": "constant", "value": 2.0}
@@ -141,10 +155,11 @@ def test_a_clock_cannot_be_shared(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "together", [pytest.param(1, marks=pytest.mark.exhaustive), 2]
+  "together, stacked",
+  [pytest.param(1, None, marks=pytest.mark.exhaustive), (2, True), (2, False)],
 )
 def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
-  tmp_path, single, together
+  tmp_path, single, together, stacked
 ):
   points = [
     sweep.Point(str(i), {"member": i}, config(tmp_path, **member))
@@ -153,9 +168,17 @@ def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
   other = config(tmp_path, **{"model.hidden": 5})
   points.insert(1, sweep.Point("other", {"member": -1}, other))
   points[0].config["model"]["cell"]["keep"] = {"kind": "half_life", "steps": 9}
+  shared = program.Shared()
   rows = sweep.run(
-    points, tmp_path / "sweep", together=together, half_lives=True
+    *(points, tmp_path / "sweep"),
+    together=together,
+    stacked=stacked,
+    half_lives=True,
+    shared=shared,
   )
+  once = [{"report": 1, "train_steps": 1}] * 2
+  if not stacked:  # or the last of five has a call of its own
+    assert [p.compilations for p in shared.programs.values()] == once
   # Measured on real inputs, whose logits are small before training.
   (column,) = {
     n[: -len("/end")]
@@ -166,8 +189,62 @@ def test_a_sweep_does_not_depend_on_how_many_are_trained_at_once(
   assert rows[0][f"{column}/end"] != rows[0][f"{column}/start"]
   for row, (record, _) in zip(rows[2:], single[1:], strict=True):
     assert row["status"] == "done"
-    assert row["val/nll"] == pytest.approx(record["best/val/nll"], rel=1e-5)
-    assert row["final/val/nll"] == pytest.approx(record["val/nll"], rel=1e-5)
+    near = functools.partial(pytest.approx, rel=1e-5 if stacked else 0, abs=0)
+    assert row["val/nll"] == near(record["best/val/nll"])
+    assert row["final/val/nll"] == near(record["val/nll"])
+
+
+@pytest.mark.slow
+def test_a_signal_ends_all_threads_and_what_they_did_is_saved(tmp_path, single):
+  points = [
+    sweep.Point(str(i), {"member": i}, config(tmp_path, **member))
+    for i, member in enumerate(MEMBERS)
+  ]
+
+  def told(log, row):
+    append(log, row)
+    if row["step"] == 10:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  append, workdir = rundir.MetricsLog.append, tmp_path / "sweep"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rundir.MetricsLog, "append", told)
+    with pytest.raises(SystemExit, match="signal"):
+      sweep.run(points, workdir, together=2, stacked=False)
+  assert not (workdir / "2").exists()  # it had not begun
+  reached = [tiny.rows(workdir / str(i))[-1]["step"] for i in (0, 1)]
+  assert all(0 < step < 20 for step in reached)
+  rows = sweep.run(points, workdir, together=2, stacked=False)
+  for row, (record, _) in zip(rows, single, strict=True):
+    assert row["final/val/nll"] == record["val/nll"]
+    assert row["steps"] == 20
+
+
+def test_threads_that_call_at_the_same_time_compile_once():
+  counts = collections.Counter()
+  double = update.Counted("double", lambda x: 2 * x, counts)
+  double.compile(jax.ShapeDtypeStruct((3,), np.float32))
+  with futures.ThreadPoolExecutor(8) as pool:
+    for size in (3, 4, 5):
+      x = np.ones(size, np.float32)
+      for out in pool.map(double, [x] * 16):
+        np.testing.assert_array_equal(out, 2 * x)
+  assert counts == {"double": 3}
+
+
+def in_order(points, together):
+  """The numbers of the points, call by call; nothing is trained."""
+  calls = []
+  members = [(point.config, i, None) for i, point in enumerate(points)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train, "train", lambda _, i, *rest: calls.append([i]))
+    patch.setattr(
+      *(train, "train_abreast"),
+      lambda group, shared: calls.append([i for _, i, _ in group]) or group,
+    )
+    ended = sweep._results(members, together, True, program.Shared())
+    assert sorted(i for i, _ in ended) == [*range(len(points))]
+  return calls
 
 
 def test_what_is_trained_at_once_shares_a_program_and_no_clock(tmp_path):
@@ -177,9 +254,9 @@ def test_what_is_trained_at_once_shares_a_program_and_no_clock(tmp_path):
     sweep.Point(str(i), {}, config(tmp_path, **change))
     for i, change in enumerate(changes)
   ]
-  assert sweep._calls(points, 1) == [[i] for i in range(7)]
-  assert sweep._calls(points, 16) == [[2], [0, 1, 3, 5, 6], [4]]
-  assert sweep._calls(points, 4) == [[2], [0, 1], [3, 5, 6], [4]]
+  assert in_order(points, together=1) == [[i] for i in range(7)]
+  assert in_order(points, together=16) == [[2], [0, 1, 3, 5, 6], [4]]
+  assert in_order(points, together=4) == [[2], [0, 1], [3, 5, 6], [4]]
 
 
 def test_shares_are_all_of_the_points_once():

@@ -77,16 +77,16 @@ def killed(four, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("sweep")
   train, started = sweep.train.train, []
 
-  def dies_at_the_third(config, workdir, **shared):
+  def dies_at_the_third(config, workdir, *rest):
     started.append(workdir)
     if len(started) == 3:
       raise Killed
-    return train(config, workdir, **shared)
+    return train(config, workdir, *rest)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sweep.train, "train", dies_at_the_third)
     with pytest.raises(Killed):
-      sweep.run(four, workdir, [3])
+      sweep.run(four, workdir, [3], together=1)
   before = read(workdir), files(workdir / "seed=0")
   return workdir, *before, sweep.run(four, workdir, [3])
 
@@ -348,7 +348,7 @@ def test_the_command_on_a_language_model(names, tmp_path):
   assert first["opt.lr"] == 0.01 and first["val/nll"] > 0
   assert last["failed"] == 1 and "val/nll" not in last
   assert "failed: opt.lr=-1.0,train.keep=2  ValueError: opt.lr" in done.stdout
-  assert "2 of 2 done  opt.lr=-1.0,train.keep=2: failed: V" in done.stderr
+  assert "of 2 done  opt.lr=-1.0,train.keep=2: failed: V" in done.stderr
   assert (tmp_path / "sweep" / "sweep.png").exists()
   good, bad = read(tmp_path / "sweep")
   assert good["steps"] == "8" and float(good["val/nll/padding=2"]) > 0
