@@ -284,19 +284,19 @@ def _checkpointer():
   # Synchronous: a save that fails is known at once, and nothing is pending
   # when the process ends. Silent: what orbax logs as an error it also raises.
   logger = logging.getLogger("absl")
-  # What is saved here is the caller's own, so where jax has connected several
-  # processes orbax shall not wait for the others.
-  alone = {
-    "multiprocessing_options": ocp.options.MultiprocessingOptions(
-      primary_host=jax.process_index(),
-      active_processes={jax.process_index()},
-      barrier_sync_key_prefix=f"process_{jax.process_index()}",
-    )
-  }
-  handler = ocp.StandardCheckpointHandler(**alone)
   with _ORBAX:
     before, logger.disabled = logger.disabled, True
     try:
+      # What is saved here is the caller's own, so where jax has connected
+      # several processes orbax shall not wait for the others.
+      alone = {
+        "multiprocessing_options": ocp.options.MultiprocessingOptions(
+          primary_host=jax.process_index(),
+          active_processes={jax.process_index()},
+          barrier_sync_key_prefix=f"process_{jax.process_index()}",
+        )
+      }
+      handler = ocp.StandardCheckpointHandler(**alone)
       with ocp.Checkpointer(handler, **alone) as checkpointer:
         yield checkpointer
     finally:

@@ -4,6 +4,7 @@ import collections
 import functools
 import json
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rnnlab import optim, parallel, rundir
+from rnnlab import feed, optim, parallel, rundir, update
 from rnnlab import train as trainer
 from rnnlab.metrics import Mean, cross_entropy
 from rnnlab.models import lm
@@ -86,8 +87,11 @@ def test_a_run_on_several_devices(tmp_path, monkeypatch, caplog, one, devices):
 
   monkeypatch.setattr(trainer.Run, "_call", look)
   settings = tiny.config(tmp_path, **ODD, **{"train.data_parallel": devices})
-  with jax.log_compiles():
+  jax.config.update("jax_log_compiles", True)  # in all threads
+  try:
     record = train(settings, tmp_path / "run")
+  finally:
+    jax.config.update("jax_log_compiles", False)
   same_rows(tiny.rows(tmp_path / "run"), one[1])
   assert record["best_step"] == one[0]["best_step"]
   assert record["compilations"] == {"train_steps": 1, "report": 1}
@@ -103,7 +107,7 @@ def test_a_run_on_several_devices(tmp_path, monkeypatch, caplog, one, devices):
   )
   args = loop.state, batches_K, np.int32(stop), np.float32(0)
   args += (loop.optimizer.numbers,)
-  text = loop.program.train_steps.lower(*args).compile().as_text()
+  text = loop.program.train_steps._jitted.lower(*args).compile().as_text()
   assert waits_in_time(text) == []
 
 
@@ -251,26 +255,36 @@ def test_rows_of_a_carry_are_not_filled_up(tmp_path, monkeypatch):
   assert not (tmp_path / "run").exists()
 
 
-def test_the_next_batches_are_ready_before_a_call_is_read(
+def test_the_next_batches_are_begun_before_a_call_is_made(
   tmp_path, monkeypatch
 ):
-  events, read = [], trainer.Run._read
+  events, made, soon = [], [], feed.Feed.soon
 
   def look(i, batch):
-    events.append(("batch", i))
+    made.append((i, threading.current_thread()))
     return batch
 
-  def reading(loop, updates):
-    events.append(("read", loop.step))
-    read(loop, updates)
+  def begun(own, step):
+    events.append(("begun", step))
+    soon(own, step)
 
-  monkeypatch.setattr(trainer.Run, "_read", reading)
+  def called(own, *args):
+    if len(args) == 5:  # updates, up to the third
+      events.append(("called", int(args[2])))
+    return call(own, *args)
+
+  monkeypatch.setattr(feed.Feed, "soon", begun)
+  call = update.Counted.__call__
+  monkeypatch.setattr(update.Counted, "__call__", called)
   tiny.wrap(monkeypatch, look)
   train(tiny.config(tmp_path, **ODD), tmp_path / "run")
-  # Update i has been started when the reading at step i + 1 waits for devices.
-  for i in range(1, 20):
-    assert events.index(("batch", i)) < events.index(("read", i))
-  assert [i for name, i in events if name == "batch"] == list(range(20))
+  calls = [step for name, step in events if name == "called"]
+  assert calls == list(range(1, 21))
+  for step in calls:
+    assert events.index(("begun", step)) < events.index(("called", step))
+  # Each once, in a thread that is not the trainer's.
+  assert [i for i, _ in made] == list(range(20))
+  assert threading.current_thread() not in {thread for _, thread in made}
 
 
 ADDRESS, COUNT, INDEX = parallel.JAX

@@ -14,7 +14,7 @@ import tiny
 from rnnlab import metrics, optim
 from rnnlab.metrics import Mean
 from rnnlab.tasks import Task
-from rnnlab.update import counted, evaluate, init_state, make_train_steps
+from rnnlab.update import Counted, evaluate, init_state, make_train_steps
 
 STOP = np.int32(2**31 - 1)
 CLOCK = np.float32(0)
@@ -288,10 +288,10 @@ def test_how_often_it_compiles(tmp_path):
   ]
   counts = collections.Counter()
   optimizer = optim.make(lr=0.01)
-  train_steps = counted(
+  train_steps = Counted(
     "steps", make_train_steps(tasks[0], optimizer), counts, donate_argnums=0
   )
-  report = counted("report", tasks[0].report, counts)
+  report = Counted("report", tasks[0].report, counts)
   # Seeds and the start of the gates are spent in init.
   for seed, task in enumerate(tasks):
     state = init_state(task, optimizer, jax.random.key(seed))
