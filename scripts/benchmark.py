@@ -24,7 +24,9 @@ from benchmarks.worker import PEERS
 
 from rnnlab import cli, rundir
 
-PIN = flags.DEFINE_bool("pin", False, "One core alone, for all libraries.")
+PIN = flags.DEFINE_bool(
+  "pin", False, "One core alone, for all libraries; W9 has all cores."
+)
 ONLY = flags.DEFINE_list("only", None, "Workloads by name: W1,W4.")
 PEER = flags.DEFINE_list("peers", list(PEERS[1:]), "The libraries beside ours.")
 JSON = flags.DEFINE_string("json", None, "A file for all figures.")

@@ -1,8 +1,9 @@
 """A sweep of eight small runs in one process, beside eight runs of their own.
 
-Start to end, Python's start and the compiling included. The processes compile
-each for itself, as those do that start at the same time or on machines of their
-own; or, one after another, all but the first read what the first one compiled.
+Start to end, Python's start and the compiling included, on all cores that this
+process may use, as commands run (--pin is for the other rows). The processes
+compile each for itself, as on machines of their own; or all but the first read
+what the first one compiled. They run one after another.
 """
 
 import functools
@@ -47,12 +48,7 @@ def measure(how, say) -> dict:
   where a command fails or the sweep compiled more than one program.
   """
   seconds = {way: [] for way in WAYS}
-  before = os.sched_getaffinity(0)
-  os.sched_setaffinity(0, how.cores)  # which the commands inherit
-  try:
-    _interleaved(how, seconds)
-  finally:
-    os.sched_setaffinity(0, before)
+  _interleaved(how, seconds)
   medians = {way: float(np.median(each)) for way, each in seconds.items()}
   sweep = medians.pop("sweep")
   ratio = {way: sweep / each for way, each in medians.items()}
