@@ -17,6 +17,8 @@ import time
 
 import numpy as np
 
+from rnnlab import backend
+
 ROOT = pathlib.Path(__file__).parents[2]
 TITLE = "8 runs of 1000 steps, names, tanh 96"
 SETTINGS = {
@@ -42,9 +44,10 @@ def sweep(add, arg):
 
 
 def measure(how, say) -> dict:
-  """{"title", "seconds": {way: [..]}, "ratio": {way: ..}}, ways in turns.
+  """{"title", "cores", "seconds": {way: [..]}, "ratio": {way: ..}}.
 
-  ratio: of the sweep's median to those of the processes. Raises RuntimeError
+  The ways take turns. ratio: of the sweep's median to those of the processes.
+  cores: those that they had, whatever the other rows have. Raises RuntimeError
   where a command fails or the sweep compiled more than one program.
   """
   seconds = {way: [] for way in WAYS}
@@ -53,8 +56,9 @@ def measure(how, say) -> dict:
   sweep = medians.pop("sweep")
   ratio = {way: sweep / each for way, each in medians.items()}
   told = (f"{ratio[way]:.2f} of {way} ({medians[way]:.1f} s)" for way in ratio)
-  say(f"W9  {TITLE}: {sweep:.1f} s, {', '.join(told)}")
-  return {"title": TITLE, "seconds": seconds, "ratio": ratio}
+  cores = backend.cores()
+  say(f"W9  {TITLE}, cores {cores}: {sweep:.1f} s, {', '.join(told)}")
+  return {"title": TITLE, "cores": cores, "seconds": seconds, "ratio": ratio}
 
 
 def _interleaved(how, seconds):
