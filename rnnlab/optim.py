@@ -12,6 +12,7 @@ of both: they are data to the compiled update, and another value compiles
 nothing.
 """
 
+import collections
 import math
 import numbers
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 
 class Optimizer(NamedTuple):
@@ -185,11 +187,13 @@ def apply(tx, rate, grads, params, opt_state, when=True):
   they were. grad_norm is before clipping. when: False refuses the update too
   (a batch with nothing to learn from must not move a momentum).
   """
-  grad_norm = global_norm(grads)
+  scale, norm = _scaled_norm(grads)
+  grad_norm = scale * norm
   updates, new_state = tx.update(grads, opt_state, params)
   updates = jax.tree.map(lambda update: -rate * update, updates)
   new = optax.apply_updates(params, updates), new_state
-  applied = when & _all_finite((grads, new))
+  # The scaled norm is finite where all gradients are.
+  applied = when & jnp.isfinite(norm) & _all_finite(new)
   params, opt_state = jax.tree.map(
     lambda new, old: jnp.where(applied, new, old), new, (params, opt_state)
   )
@@ -229,19 +233,39 @@ def clip_by_global_norm(threshold):
 
 
 def _scaled_norm(tree):
-  """The largest magnitude (1 where all is zero), and the norm divided by it."""
+  """(scale, norm / scale): the scale is 1 unless squares would leave range.
+
+  Then it is the largest magnitude. Another pass over all leaves, each a kernel
+  or two, is a twentieth of a small model's update (row W4).
+  """
   leaves = [
     x.astype(jnp.result_type(x, jnp.float32)) for x in jax.tree.leaves(tree)
   ]
-  largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
-  largest = jnp.where(largest == 0, 1, largest)
-  return largest, jnp.sqrt(sum(jnp.sum((x / largest) ** 2) for x in leaves))
+
+  def norm_of(leaves):
+    return jnp.sqrt(sum(jnp.sum(x * x) for x in leaves))
+
+  def scaled(leaves):
+    largest = [jnp.max(jnp.abs(x), initial=0) for x in leaves]
+    largest = jnp.max(jnp.stack(largest))
+    largest = jnp.where(largest == 0, 1, largest)
+    return largest, norm_of([x / largest for x in leaves])
+
+  norm = norm_of(leaves)
+  # Below, what is lost of squares under the smallest float32 could count.
+  fits = (norm > 1e-10) & jnp.isfinite(norm)
+  one = jnp.ones_like(norm)
+  return lax.cond(fits, lambda leaves: (one, norm), scaled, leaves)
 
 
 def _all_finite(tree):
   # x * 0 is NaN where x is not finite, and so is a sum with it. XLA:CPU adds in
-  # one fast pass and compares in several slow ones (a tenth of row W4).
-  zeros = [jnp.sum(x * 0) for x in jax.tree.leaves(tree)]
+  # one fast pass, which leaves of one shape share, and compares in several slow
+  # ones (a tenth of row W4).
+  alike = collections.defaultdict(list)
+  for x in jax.tree.leaves(tree):
+    alike[x.shape, x.dtype].append(x * 0)
+  zeros = [jnp.sum(sum(each)) for each in alike.values()]
   return jnp.all(jnp.isfinite(jnp.stack(zeros)))
 
 

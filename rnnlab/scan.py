@@ -421,6 +421,8 @@ def _back_in_time(cell, reverse, unroll, weights, u_T, saved, cotangents):
   of all pre-activations and, where there is a memory, of all updates."""
   _, memory, _, start, steps, entries, activations = saved
   dcarry, dout = cotangents
+  # Or the compiler would turn it twice, once into its own order (3 % of W4).
+  dout = jax.tree.map(backend.materialised, dout)
   u = jax.tree.map(lambda u: jnp.zeros(u.shape[1:], u.dtype), u_T)
   flipped, T = _flip(weights), len(steps.x)
 

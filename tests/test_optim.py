@@ -263,6 +263,22 @@ def test_the_norm_is_measured_in_float32():
   assert optim.global_norm({"a": jnp.zeros(3)}) == 0
 
 
+@pytest.mark.parametrize(
+  "size", [1e-36, 1e-30, 9e-12, 1.1e-11, 1.0, 1e18, 3e18, 1e37]
+)
+def test_the_norm_is_right_where_its_squares_are_not(size):
+  # 1,000 numbers: squares leave float32 from about 3e18 on, and the norm passes
+  # the bound below which they are not trusted at about 1e-11.
+  draws = np.random.default_rng(0).standard_normal((2, 500))
+  grads = {"a": jnp.float32(draws[0] * size), "b": jnp.float32(draws[1] * size)}
+  want = np.linalg.norm(np.float64(jnp.concatenate([*grads.values()])))
+  np.testing.assert_allclose(optim.global_norm(grads), want, rtol=1e-6)
+  grads["b"] = grads["b"].at[7].set(jnp.inf)
+  assert jnp.isnan(optim.global_norm(grads))
+  grads["b"] = grads["b"].at[7].set(jnp.nan)
+  assert jnp.isnan(optim.global_norm(grads))
+
+
 def bits_of(tree):
   return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
