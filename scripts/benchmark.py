@@ -10,13 +10,14 @@ Examples:
   python scripts/benchmark.py --pin --growth
 """
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import platform
+from importlib import metadata
 
-import jax
 import numpy as np
 from absl import flags
 from benchmarks import growth, members, peak, timing, workloads
@@ -63,7 +64,7 @@ def main():
   )
   record = {
     "machine": {"processor": _processor(), "cores": len(how.cores)},
-    "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    "versions": _versions(),
     "memory": MEMORY.value,
   }
   if GROWTH.value:
@@ -71,13 +72,17 @@ def main():
   else:
     record |= _rows([n for n in names if n != SWEEP], how, peers)
     if SWEEP in names:
+      _keep(record)  # the sweep takes minutes, and may be stopped
       record["workloads"][SWEEP] = members.measure(how, cli.say)
-  if JSON.value:
-    rundir.write_whole(
-      pathlib.Path(JSON.value), json.dumps(record, indent=1) + "\n"
-    )
-    cli.say(f"wrote {JSON.value}")
+  _keep(record)
   return record
+
+
+def _keep(record):
+  if JSON.value:
+    path = pathlib.Path(JSON.value)
+    rundir.write_whole(path, json.dumps(record, indent=1) + "\n")
+    cli.say(f"wrote {path}")
 
 
 def _rows(names, how, peers):
@@ -125,6 +130,14 @@ def _lines(name, row):
       + f"  peak {figures['peak_bytes'] / 2**20:.0f} MiB  {figures['note']}"
     )
   return lines
+
+
+def _versions():
+  found = {"python": platform.python_version()}
+  for package in ("jax", "flax", "torch", "dm-haiku", "equinox"):
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      found[package] = metadata.version(package)
+  return found
 
 
 def _processor():
