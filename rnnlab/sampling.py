@@ -15,7 +15,7 @@ import numbers
 import jax
 import jax.numpy as jnp
 
-from rnnlab import shapes
+from rnnlab import backend, shapes
 
 # A mass is a float32 sum: p counts as reached within its rounding.
 _MASS_ROUNDING = 1e-6
@@ -80,7 +80,7 @@ def pick(probs_BV, uniform_B):
   uniform_B: in [0, 1). Returns int32, never an id of probability 0.
   """
   shapes.check(probs_BV=probs_BV, uniform_B=uniform_B)
-  cdf_BV = jnp.cumsum(probs_BV, axis=-1)
+  cdf_BV = backend.cumulated(probs_BV)
   positive_BV = probs_BV > 0
   # A parallel cumsum may rise by rounding where the probability is 0.
   hit_BV = (cdf_BV > uniform_B[:, None] * cdf_BV[:, -1:]) & positive_BV

@@ -128,13 +128,23 @@ def project_table(cell, params, table_VD):
 
 def read(table, tokens_B):
   """The projected input of one step, u as columns; tokens in 0 .. V - 1."""
+  return columns(look_up(table, tokens_B))
 
-  def column(t):
-    # Nothing is compared at every step.
-    how = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
-    return t.at[tokens_B].get(**how).T[: -backend.ROW_PADDING]
 
-  return jax.tree.map(column, table)
+def look_up(table, tokens_B):
+  """The rows of a projected table, which `columns` turns; tokens as in `read`.
+
+  A loop that carries them from the end of one step to the start of the next
+  keeps XLA:CPU from gathering them element by element, in what reads them.
+  """
+  # Nothing is compared at every step.
+  how = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+  return jax.tree.map(lambda t: t.at[tokens_B].get(**how), table)
+
+
+def columns(rows):
+  """u of rows that `look_up` found."""
+  return jax.tree.map(lambda r: r.T[: -backend.ROW_PADDING], rows)
 
 
 def trace(

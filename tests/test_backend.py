@@ -44,3 +44,21 @@ def test_the_backend_is_that_of_jax_unless_told(monkeypatch):
   assert backend.gate_by_gate()
   monkeypatch.setenv("RNNLAB_TUNE_FOR", "tpu")
   assert not backend.gate_by_gate()
+
+
+@pytest.mark.parametrize("V", [1, 28, 128, 129])
+def test_what_is_cumulated_is_the_same_by_any_way(V, monkeypatch):
+  x_BV = jnp.asarray(np.random.default_rng(V).random((B, V)), jnp.float32)
+  exact_BV = np.cumsum(np.asarray(x_BV, np.float64), axis=1)
+  for kind in ("cpu", "none"):
+    monkeypatch.setenv("RNNLAB_TUNE_FOR", kind)
+    found_BV = backend.cumulated(x_BV)
+    assert found_BV.dtype == jnp.float32
+    np.testing.assert_allclose(found_BV, exact_BV, rtol=1e-6)
+    # Rises, so that the first column above a number is the only way past it.
+    assert np.all(np.diff(found_BV, axis=1) >= 0)
+
+
+def test_one_row_without_numbers_spoils_no_other():
+  x_BV = jnp.ones((2, 4)).at[0, 2].set(jnp.nan)
+  np.testing.assert_array_equal(backend.cumulated(x_BV)[1], [1, 2, 3, 4])

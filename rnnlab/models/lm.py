@@ -235,16 +235,16 @@ def _generating(cell, output_weight, finish):
       return jax.vmap(draw)(t + jnp.arange(AHEAD))
 
     def going(loop):
-      cursor, out, _ = loop
+      cursor, *_ = loop
       running = jnp.any(cursor.end_B == RUNNING)
       return running & (cursor.t < start + limit)
 
     def draw(loop):
-      cursor, out, uniform_SB = loop
+      cursor, out, uniform_SB, rows = loop
       i = (cursor.t - start) % AHEAD
       had = cursor.t, uniform_SB
       uniform_SB = lax.cond(i == 0, ahead, lambda t, old: old, *had)
-      u = scan.read(table, cursor.token_B)
+      u = scan.columns(rows)
       carry, h_HB = scan.step(cell, params["cells"], cursor.carry, u)
       h_BH = backend.materialised(h_HB.T)
       logits_BV = finish(params, nn.product(h_BH, w_HV))
@@ -276,7 +276,8 @@ def _generating(cell, output_weight, finish):
         jnp.where(failed_B, FAILED, end_B),
         cursor.t + 1,
       )
-      return cursor, out, uniform_SB
+      # Looked up here for the next step: a twelfth of row W7x64.
+      return cursor, out, uniform_SB, scan.look_up(table, cursor.token_B)
 
     start = cursor.t
     shape = (cursor.token_B.shape[0], limit)
@@ -288,7 +289,9 @@ def _generating(cell, output_weight, finish):
     )
     cursor = cursor._replace(t=jnp.asarray(cursor.t))
     drawn_SB = jnp.zeros((AHEAD, shape[0]))
-    cursor, out, _ = lax.while_loop(going, draw, (cursor, out, drawn_SB))
+    rows = scan.look_up(table, cursor.token_B)
+    loop = cursor, out, drawn_SB, rows
+    cursor, out, *_ = lax.while_loop(going, draw, loop)
     return out._replace(cursor=cursor)
 
   return generate
