@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rnnlab import cells, nn, scan
+from rnnlab import cells, nn, scan, stepping
 
 
 class Recurrence(NamedTuple):
@@ -57,7 +57,7 @@ def width(cell, params, d_in):
 
   def out(params):
     u = cell.project(params, jnp.zeros((d_in, 1)))
-    return scan.step(cell, params, cell.carry(params, 1), u)[1]
+    return stepping.step(cell, params, cell.carry(params, 1), u)[1]
 
   return jax.eval_shape(out, params).shape[0]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close, draw
 
-from rnnlab import cells, gates, scan
+from rnnlab import cells, gates, scan, stepping
 
 H, D, STEPS = 3, 2, 100
 
@@ -113,13 +113,13 @@ def test_the_direct_edge_is_the_whole_only_where_gates_are_still(settings):
   def edges(params):
     u_GB = cell.project(params, jnp.ones((D, 1)))
     weights = cell.weights(params, False)
-    a = scan._drive(cell, weights, None, carry_of(m_HB), u_GB)
+    a = stepping.drive(cell, weights, None, carry_of(m_HB), u_GB)
 
     def direct(m_HB):
       return memory(cell.update(carry_of(m_HB), a, None)[0])
 
     def whole(m_HB):
-      return memory(scan.step(cell, params, carry_of(m_HB), u_GB)[0])
+      return memory(stepping.step(cell, params, carry_of(m_HB), u_GB)[0])
 
     both = jax.jacrev(direct)(m_HB), jax.jacrev(whole)(m_HB)
     return jax.tree.map(lambda d: d[:, 0, :, 0], both)
@@ -142,7 +142,7 @@ def test_the_whole_derivative_of_the_lstm_memory_by_hand():
   def step(c_H):
     carry = (o_H[:, None] * jnp.tanh(c_H)[:, None], c_H[:, None])
     u_GB = cell.project(params, x_D[:, None])
-    return scan.step(cell, params, carry, u_GB)[0][1][:, 0]
+    return stepping.step(cell, params, carry, u_GB)[0][1][:, 0]
 
   names = "w_GD", "u_GH", "b_G"
   w, u, b = (np.split(np.asarray(params[name]), 4) for name in names)

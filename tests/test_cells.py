@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close, draw
 
-from rnnlab import cells, nn, scan
+from rnnlab import cells, nn, scan, stepping
 
 H, D, B, T = 3, 2, 4, 5
 
@@ -82,7 +82,7 @@ def test_one_step_is_the_written_equation(settings, x64):
   carry = jax.tree.map(
     lambda c: c + rng.normal(size=c.shape), cell.carry(params, B)
   )
-  actual = scan.step(cell, params, carry, cell.project(params, x_DB))
+  actual = stepping.step(cell, params, carry, cell.project(params, x_DB))
   p = jax.tree.map(np.asarray, params)
   for b in range(B):
     expected = written(settings)(p, row(carry, b), row(x_DB, b))
@@ -130,7 +130,7 @@ def test_the_direct_path_keeps_sigmoid_of_the_keep_logit(settings, value, x64):
 
   def last(carry):
     # The state that is blended: h, or c of the pair (h, c).
-    carry, _ = scan.step(cell, params, carry, u_GB)
+    carry, _ = stepping.step(cell, params, carry, u_GB)
     return jax.tree.leaves(carry)[-1][:, 0]
 
   carry = jax.tree.map(lambda c: c + 0.7, cell.carry(params, 1))
@@ -191,7 +191,7 @@ def test_a_shared_weight_gathers_the_gradients_of_all_its_uses(settings, x64):
     carry, total = cell.carry(params, B), 0.0
     for params_t, x_BD in zip(params_T, jnp.swapaxes(x_BTD, 0, 1), strict=True):
       u_GB = cell.project(params_t, x_BD.T)
-      carry, h_HB = scan.step(cell, params_t, carry, u_GB)
+      carry, h_HB = stepping.step(cell, params_t, carry, u_GB)
       total += jnp.sum(jnp.sin(h_HB))
     return total
 
@@ -210,7 +210,7 @@ def lstm_step(i, f, q, o, c):
   params["b_G"] = jnp.array([i, f, q, o])
   carry = (jnp.zeros((1, 1)), jnp.full((1, 1), c))
   u_GB = cell.project(params, jnp.zeros((1, 1)))
-  (h_HB, c_HB), _ = scan.step(cell, params, carry, u_GB)
+  (h_HB, c_HB), _ = stepping.step(cell, params, carry, u_GB)
   return float(h_HB[0, 0]), float(c_HB[0, 0])
 
 

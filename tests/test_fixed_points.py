@@ -7,7 +7,7 @@ import pytest
 from conftest import all_cells, assert_close, exhaustive_but
 from test_retention import drawn
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, layers, stepping
 from rnnlab.analysis import fixed_points
 
 H, D = 3, 2
@@ -84,7 +84,7 @@ def test_points_are_as_slow_as_they_say(settings, x64):
   @jax.jit
   def step(state_N):
     u_GB = cell.project(params, jnp.zeros((D, 1)))
-    new, _ = scan.step(cell, params, back(state_N), u_GB)
+    new, _ = stepping.step(cell, params, back(state_N), u_GB)
     return jax.flatten_util.ravel_pytree(new)[0]
 
   for p, state_N in enumerate(found.state_PN):

@@ -10,7 +10,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A new module of rnnlab gets its floor here.
 FLOORS = {
   **dict.fromkeys("settings shapes metrics backend nn gates cells".split(), 0),
-  **dict.fromkeys("scan layers wiring attention sampling".split(), 0),
+  **dict.fromkeys(
+    "stepping bptt scan layers wiring attention sampling".split(), 0
+  ),
   **dict.fromkeys("models analysis flax_modules".split(), 1),
   **dict.fromkeys("tasks data optim".split(), 2),
   **dict.fromkeys("plan update feed program monitor train trained".split(), 3),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close, compiled, draw, rows
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, layers, scan, stepping
 
 D, B, T = 2, 3, 5
 X_BTD = np.random.default_rng(0).normal(size=(B, T, D))
@@ -63,7 +63,7 @@ def test_one_cell_steps_through_all_layers(x64):
   _, expected = layers.unroll(stack, params, X_BTD, carry)
   c, outs = jax.tree.map(jnp.transpose, carry), []
   for x_BD in np.swapaxes(X_BTD, 0, 1):
-    c, out = scan.step(cell, params, c, cell.project(params, x_BD.T))
+    c, out = stepping.step(cell, params, c, cell.project(params, x_BD.T))
     outs.append(out.T)
   assert_close(jnp.stack(outs, 1), expected)
 

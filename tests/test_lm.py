@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close
 
-from rnnlab import cells, metrics, scan
+from rnnlab import cells, metrics, stepping
 from rnnlab.models import lm
 
 V, STOP, PAD = 9, 7, 8
@@ -118,7 +118,7 @@ def test_one_parameter_set_gathers_the_gradients_of_all_its_uses(x64):
       p = jax.tree.map(lambda leaf, t=t: leaf[t], params_T)
       (own,) = p["cells"]
       u_GB = cell.project(own, p["embed_VD"][tokens_BT[:, t]].T)
-      carry, h_HB = scan.step(cell, own, carry, u_GB)
+      carry, h_HB = stepping.step(cell, own, carry, u_GB)
       logits_BV = h_HB.T @ p["out"]["w_VH"].T + p["out"]["b_V"][None]
       logits_BV = logits_BV.at[:, PAD].set(-jnp.inf)
       nll += metrics.cross_entropy(logits_BV, tokens_BT[:, t + 1]).sum()

@@ -10,7 +10,7 @@ import reversing
 import tiny
 from conftest import all_cells, assert_close, exhaustive_but, rows
 
-from rnnlab import cells, layers, scan, wiring
+from rnnlab import cells, layers, scan, stepping, wiring
 from rnnlab.analysis import retention
 from rnnlab.models import context_cells
 
@@ -70,7 +70,7 @@ def test_a_trace_is_the_run_and_every_step_can_be_taken_again(settings, x64):
   @jax.jit
   def both(params):
     trace = r._replace(params=params).trace()
-    step = jax.vmap(lambda e, u: scan.step(r.cell, params, e, u)[1])
+    step = jax.vmap(lambda e, u: stepping.step(r.cell, params, e, u)[1])
     again = jax.vmap(lambda e, a: r.cell.update(e, a, None)[1])
     return (
       trace,

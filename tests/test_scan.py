@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import all_cells, assert_close, compiled, draw, rows
 
-from rnnlab import cells, scan
+from rnnlab import cells, scan, stepping
 from rnnlab.metrics import Mean
 
 H, D, B, T = 3, 2, 5, 4
@@ -39,7 +39,7 @@ def with_ifs(cell, params, x_BTD, carry, reset_BT, reverse):
       if reset_BT is not None and reset_BT[b, t]:
         c = cell.carry(params, 1)
       u_GB = cell.project(params, x_BTD[b, t][:, None])
-      c, row[t] = scan.step(cell, params, c, u_GB)
+      c, row[t] = stepping.step(cell, params, c, u_GB)
     outs += row
     finals.append(jax.tree.map(lambda a: a[:, 0], c))
   final = jax.tree.map(lambda *a: jnp.stack(a), *finals)

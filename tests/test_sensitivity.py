@@ -10,7 +10,7 @@ import pytest
 from conftest import all_cells, assert_close, exhaustive_but, rows
 from test_retention import drawn
 
-from rnnlab import cells, layers, scan
+from rnnlab import cells, layers, scan, stepping
 from rnnlab.analysis import jacobians, path, products, sensitivity
 
 H, D, B, T = 3, 2, 3, 6
@@ -75,7 +75,7 @@ def dense(r):
       def step(flat):
         columns = jax.tree.map(lambda c: c[:, None], back(flat))
         u_B = jax.tree.map(lambda v: v[:, None], u)
-        new, _ = scan.step(r.cell, params, columns, u_B)
+        new, _ = stepping.step(r.cell, params, columns, u_B)
         return jax.flatten_util.ravel_pytree(new)[0]
 
       return jax.jacrev(step)(flat)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnlab import layers as stacks
-from rnnlab import scan
+from rnnlab import scan, stepping
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 AUTO = re.compile(r"auto:(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)")
@@ -213,7 +213,7 @@ def generating(cell, params, B, T, d_in) -> int:
     def body(_, loop):
       carry, x_DB = loop
       u = cell.project(params, x_DB)
-      carry, out_HB = scan.step(cell, params, carry, u)
+      carry, out_HB = stepping.step(cell, params, carry, u)
       return carry, jnp.resize(out_HB, x_DB.shape)
 
     return jax.lax.fori_loop(0, T, body, (cell.carry(params, B), x_DB))

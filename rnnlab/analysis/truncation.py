@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rnnlab import scan
+from rnnlab import scan, stepping
 
 
 class Truncated(NamedTuple):
@@ -65,7 +65,7 @@ def measure(recurrence) -> Truncated:
 
     def step(params, entry):
       u = r.cell.project(params, at(x_DN))
-      return scan.step(r.cell, params, entry, u)
+      return stepping.step(r.cell, params, entry, u)
 
     there_N = jnp.arange(T * B) >= d * B
     taken_N = there_N & at(real_N)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnlab import cells, interchange, layers, nn, scan
+from rnnlab import cells, interchange, layers, nn, scan, stepping
 from rnnlab import gates as schemes
 from rnnlab.analysis import jacobians, path, retention, sensitivity
 from rnnlab.ledger import NLP, SYSTEMS, Row, difference, normal, parameters
@@ -71,7 +71,7 @@ def _lstm_step():
   cell, params = _lstm(0.9, 0.2, -0.5, 0.8)
   u_GB = cell.project(params, jnp.zeros((1, 1)))
   carry = jnp.zeros((1, 1)), jnp.full((1, 1), 2.0)
-  (h_HB, c_HB), _ = scan.step(cell, params, carry, u_GB)
+  (h_HB, c_HB), _ = stepping.step(cell, params, carry, u_GB)
   said = "c = 2, f = .9, i = .2, q = -.5, o = .8: "
   yield Row(said + "c", SYSTEMS, 1.7, c_HB.item())
   yield Row(said + "h", SYSTEMS, 0.7483273, h_HB.item(), 5e-8)
@@ -119,7 +119,7 @@ def _updates():
 
   def step(cell, params):
     u_GB = cell.project(params, x_D[:, None])
-    return scan.step(cell, params, h_H[:, None], u_GB)[0][:, 0]
+    return stepping.step(cell, params, h_H[:, None], u_GB)[0][:, 0]
 
   def sigmoid(x):
     return 1 / (1 + np.exp(-x))

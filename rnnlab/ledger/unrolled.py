@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rnnlab import cells, scan
+from rnnlab import cells, scan, stepping
 from rnnlab.ledger import NLP, SYSTEMS, Row, difference, normal, parameters
 
 H, D, T = 4, 3, 6
@@ -57,7 +57,7 @@ def _uses(cell, params, x_BTD, r_TH):
     h_HB, total = cell.carry(params_T[0], 1), 0.0
     for t, own in enumerate(params_T):
       u_GB = cell.project(own, x_BTD[:, t].T)
-      h_HB, _ = scan.step(cell, own, h_HB, u_GB)
+      h_HB, _ = stepping.step(cell, own, h_HB, u_GB)
       total += jnp.sum(h_HB[:, 0] * r_TH[t])
     return total
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rnnlab import backend, cells, metrics, nn, sampling, scan
+from rnnlab import backend, cells, metrics, nn, sampling, scan, stepping
 from rnnlab import layers as stacks
 from rnnlab.analysis import memory
 from rnnlab.models import check_rates, check_sizes, drops
@@ -228,7 +228,7 @@ def _generating(cell, output_weight, finish):
     keys_B = sampling.row_keys(key, jnp.arange(cursor.token_B.shape[0]))
     w_HV = backend.materialised(output_weight(params).T)
     # At V rows, projecting the table once replaces a product in every step.
-    table = scan.project_table(cell, params["cells"], params["embed_VD"])
+    table = stepping.project_table(cell, params["cells"], params["embed_VD"])
 
     def ahead(t, _):
       draw = partial(sampling.uniforms, keys_B)
@@ -244,8 +244,8 @@ def _generating(cell, output_weight, finish):
       i = (cursor.t - start) % AHEAD
       had = cursor.t, uniform_SB
       uniform_SB = lax.cond(i == 0, ahead, lambda t, old: old, *had)
-      u = scan.columns(rows)
-      carry, h_HB = scan.step(cell, params["cells"], cursor.carry, u)
+      u = stepping.columns(rows)
+      carry, h_HB = stepping.step(cell, params["cells"], cursor.carry, u)
       h_BH = backend.materialised(h_HB.T)
       logits_BV = finish(params, nn.product(h_BH, w_HV))
       probs_BV = sampling.probabilities(logits_BV, **how)
@@ -277,7 +277,7 @@ def _generating(cell, output_weight, finish):
         cursor.t + 1,
       )
       # Looked up here for the next step: a twelfth of row W7x64.
-      return cursor, out, uniform_SB, scan.look_up(table, cursor.token_B)
+      return cursor, out, uniform_SB, stepping.look_up(table, cursor.token_B)
 
     start = cursor.t
     shape = (cursor.token_B.shape[0], limit)
@@ -289,7 +289,7 @@ def _generating(cell, output_weight, finish):
     )
     cursor = cursor._replace(t=jnp.asarray(cursor.t))
     drawn_SB = jnp.zeros((AHEAD, shape[0]))
-    rows = scan.look_up(table, cursor.token_B)
+    rows = stepping.look_up(table, cursor.token_B)
     loop = cursor, out, drawn_SB, rows
     cursor, out, *_ = lax.while_loop(going, draw, loop)
     return out._replace(cursor=cursor)
